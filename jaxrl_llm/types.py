@@ -1,0 +1,148 @@
+"""The types at the borders between rooms, nothing else.
+
+Legend for the suffix of a name: B rows, T tokens, P prompts, G siblings of one prompt, N flat tokens, D model width,
+H query heads, K key/value heads, C head width, F feed-forward width, V vocabulary, S decode slots, M microbatches.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import flax.struct
+import numpy as np
+from jax import Array
+
+Params = Any
+"""A pytree (nested dict) of arrays: the weights of a policy."""
+
+FinishReason = Literal["stop", "length", "aborted"]
+
+
+class UserError(ValueError):
+    """Something the user can put right: the message names the value, the place and the way out.
+
+    The command line prints it as one line and exits with status 2.
+    """
+
+
+@dataclass(frozen=True)
+class PromptTask:
+    """One prompt and what its reward needs to know.
+
+    `task_id` is unique and stable within a data source; `tokens_T` (int32 [T]) is exactly what the policy is given.
+    """
+
+    task_id: str
+    tokens_T: np.ndarray
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One completion asked of the sampler.
+
+    The random key of its n-th token is fold(seed, stream, sibling, n), so that the same numbers replay the same
+    completion whatever the slot, the order of arrival or the neighbours. Temperature 0 is greedy.
+    """
+
+    tokens_T: np.ndarray
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    stream: int
+    sibling: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the sampler made of one request; every field has the completion's length.
+
+    `tokens_T` int32 ends with the end-of-sequence token if and only if `finish` is "stop". `logprobs_T` float32 is
+    the log-probability of each sampled token under the weights **and temperature** that sampled it, over the full
+    vocabulary. `versions_T` int32 is the version of those weights, token by token.
+    """
+
+    tokens_T: np.ndarray
+    logprobs_T: np.ndarray
+    versions_T: np.ndarray
+    finish: FinishReason
+
+
+@dataclass(frozen=True)
+class Reward:
+    """`value` is the scalar that trains; `parts` are its named components.
+
+    `failed` says why no reward could be computed (a judge that broke); such a sample is dropped, never scored 0.
+    """
+
+    value: float
+    parts: Mapping[str, float]
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One prompt, one completion, one reward. `trainable_T` bool marks the completion's tokens the policy chose."""
+
+    completion: Completion
+    trainable_T: np.ndarray
+    reward: Reward
+
+
+@dataclass(frozen=True)
+class EpisodeGroup:
+    """The G siblings of one issue of one prompt. `group_id` counts issues, so a prompt met again has a new id."""
+
+    group_id: int
+    task: PromptTask
+    episodes: tuple[Episode, ...]
+
+
+@flax.struct.dataclass
+class TrainBatch:
+    """Packed rows of one optimizer step, split into microbatches: every array is [M, B, T].
+
+    Each field speaks about `targets`, shifted once on the host: tokens[..., t] predicts targets[..., t]. A document
+    (prompt plus completion) has one segment id >= 1; 0 is padding. `token_weights` holds the aggregation (global
+    denominators included) and is 0 wherever nothing is trained, so the loss is a plain weighted sum.
+    """
+
+    tokens: Array  # int32
+    targets: Array  # int32
+    positions: Array  # int32, position inside the document
+    segment_ids: Array  # int32
+    token_weights: Array  # float32
+    advantages: Array  # float32
+    behavior_logprobs: Array  # float32, from the sampler
+    microbatches: Array  # int32 [], how many of the M microbatches hold anything
+
+
+@flax.struct.dataclass
+class WeightedSum:
+    """A mean kept as its numerator and denominator, so that parts of a batch add up exactly."""
+
+    total: Array  # float32 []
+    weight: Array  # float32 []
+
+    def __add__(self, other: "WeightedSum") -> "WeightedSum":
+        return WeightedSum(self.total + other.total, self.weight + other.weight)
+
+
+@dataclass(frozen=True)
+class PolicyWeights:
+    """One version of the policy. The version is a host integer: as a static jit argument it would recompile."""
+
+    version: int
+    params: Params
+
+
+@dataclass(frozen=True)
+class RunPoint:
+    """One evaluation of a run, with the compute spent to reach it (training and sampling; evaluation left out)."""
+
+    step: int
+    flops: float
+    tokens: int
+    device_seconds: float
+    metric: float
