@@ -1,0 +1,201 @@
+"""A llama-style decoder: parameters declared once in NNX, everything else pure functions of a plain tree.
+
+Parameter tree (layers stacked on axis 0, matrices as input axes before output axes):
+
+    embed [V D]   final_norm [D]   head [V D] (untied only)
+    layers: attn_norm [L D]   q [L D H C]   k, v [L D K C]   o [L H C D]
+            mlp_norm [L D]    gate, up [L D F]   down [L F D]
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.models.attention import attend, document_mask, rotate
+from jaxrl_llm.models.kv_cache import KVCache
+from jaxrl_llm.types import Params
+
+
+def _param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, fan_in: int, dtype: str) -> nnx.Param:
+    # The logical axes travel in metadata of our own: NNX's `sharding_names` would shard eagerly.
+    value = jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5
+    return nnx.Param(value.astype(dtype), axes=axes)
+
+
+def _ones(width: int, dtype: str) -> nnx.Param:
+    return nnx.Param(jnp.ones((width,), dtype), axes=("norm",))
+
+
+def _rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float, dtype) -> Float[Array, "*b D"]:
+    x = x.astype(jnp.float32)
+    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    return (x * jnp.expand_dims(scale.astype(jnp.float32), range(x.ndim - 1))).astype(dtype)
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm attention and SwiGLU feed-forward. Methods take any leading axes `*b` before the width."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        D, H, K, C, F = config.d_model, config.heads, config.kv_heads, config.head_dim, config.d_ff
+        param = functools.partial(_param, rngs, dtype=config.param_dtype)
+        self.config = config
+        self.attn_norm = _ones(D, config.param_dtype)
+        self.q = param((D, H, C), ("embed", "heads", "head_dim"), fan_in=D)
+        self.k = param((D, K, C), ("embed", "kv_heads", "head_dim"), fan_in=D)
+        self.v = param((D, K, C), ("embed", "kv_heads", "head_dim"), fan_in=D)
+        self.o = param((H, C, D), ("heads", "head_dim", "embed"), fan_in=H * C * 2 * config.layers)
+        self.mlp_norm = _ones(D, config.param_dtype)
+        self.gate = param((D, F), ("embed", "mlp"), fan_in=D)
+        self.up = param((D, F), ("embed", "mlp"), fan_in=D)
+        self.down = param((F, D), ("mlp", "embed"), fan_in=F * 2 * config.layers)
+
+    def qkv(self, x: Float[Array, "*b D"], positions: Int[Array, "*b"]) -> tuple[Array, Array, Array]:
+        """Rotated queries [*b H C] and keys [*b K C], and values [*b K C]."""
+        config, dtype = self.config, self.config.compute_dtype
+        x = _rms_norm(x, self.attn_norm[...], config.norm_eps, dtype)
+        q, k, v = (jnp.einsum("...d,dhc->...hc", x, w[...].astype(dtype)) for w in (self.q, self.k, self.v))
+        return rotate(q, positions, config.rope_theta), rotate(k, positions, config.rope_theta), v
+
+    def finish(self, x: Float[Array, "*b D"], attended: Float[Array, "*b H C"]) -> Float[Array, "*b D"]:
+        """Output projection, residual, feed-forward, residual."""
+        config, dtype = self.config, self.config.compute_dtype
+        x = x + jnp.einsum("...hc,hcd->...d", attended, self.o[...].astype(dtype))
+        y = _rms_norm(x, self.mlp_norm[...], config.norm_eps, dtype)
+        y = jax.nn.silu(y @ self.gate[...].astype(dtype)) * (y @ self.up[...].astype(dtype))
+        return x + y @ self.down[...].astype(dtype)
+
+
+class Transformer(nnx.Module):
+    """Declares the parameter tree; see the module's docstring."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        V, D = config.vocab_size, config.d_model
+        embedding = functools.partial(_param, rngs, (V, D), ("vocab", "embed"), fan_in=D, dtype=config.param_dtype)
+        self.embed = embedding()
+        self.layers = nnx.vmap(
+            lambda layer_rngs: DecoderLayer(config, rngs=layer_rngs), in_axes=0, out_axes=0, axis_size=config.layers
+        )(rngs.split(config.layers))
+        self.final_norm = _ones(D, config.param_dtype)
+        if not config.tie_embeddings:
+            self.head = embedding()
+
+
+def _build(config: ModelConfig, seed: Any) -> nnx.State:
+    return nnx.state(Transformer(config, rngs=nnx.Rngs(params=seed)), nnx.Param)
+
+
+def init_params(config: ModelConfig, seed: int, shardings: Params | None = None) -> Params:
+    """Random parameters, created where `shardings` (a tree like the parameters') puts them."""
+
+    def build(key):
+        return nnx.to_pure_dict(_build(config, key))
+
+    return jax.jit(build, out_shardings=shardings)(jax.random.key(seed))
+
+
+def abstract_params(config: ModelConfig) -> Params:
+    """The parameter tree as `jax.ShapeDtypeStruct`s, nothing allocated."""
+    return jax.eval_shape(lambda key: nnx.to_pure_dict(_build(config, key)), jax.random.key(0))
+
+
+def logical_axes(config: ModelConfig) -> Params:
+    """The parameter tree with each leaf replaced by the names of its axes (see sharding.py for where they live)."""
+    state = nnx.eval_shape(lambda: _build(config, jax.random.key(0)))
+    axes: dict = {}
+    for path, variable in nnx.to_flat_state(state):
+        names = variable.get_metadata()["axes"]
+        *parents, leaf = path
+        node = axes
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = ("layers", *names) if "layers" in path else names
+    return axes
+
+
+def _layer(config: ModelConfig, layer_params: Params) -> DecoderLayer:
+    """One layer's module around the arrays of one slice of the stacked parameters."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: DecoderLayer(config, rngs=nnx.Rngs(0))))
+    nnx.replace_by_pure_dict(state, layer_params)
+    return nnx.merge(graph, state)
+
+
+def head_weight(params: Params) -> Float[Array, "V D"]:
+    """The output head; the embedding itself when the two are tied."""
+    return params["head"] if "head" in params else params["embed"]
+
+
+def _embed(config: ModelConfig, params: Params, tokens: Int[Array, "*b"]) -> Float[Array, "*b D"]:
+    return params["embed"][tokens].astype(config.compute_dtype)
+
+
+def _final(config: ModelConfig, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
+    return _rms_norm(x, params["final_norm"], config.norm_eps, config.compute_dtype)
+
+
+def forward_with_kv(
+    config: ModelConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    segment_ids_BT: Int[Array, "B T"],
+    *,
+    remat: bool = False,
+) -> tuple[Float[Array, "B T D"], tuple[Array, Array]]:
+    """Final hidden states, and every layer's keys and values [L B T K C] for a cache."""
+    mask = document_mask(segment_ids_BT)
+
+    def body(x, layer_params):
+        layer = _layer(config, layer_params)
+        q, k, v = layer.qkv(x, positions_BT)
+        return layer.finish(x, attend(q, k, v, mask)), (k, v)
+
+    body = jax.checkpoint(body) if remat else body
+    x, kv = jax.lax.scan(body, _embed(config, params, tokens_BT), params["layers"])
+    return _final(config, params, x), kv
+
+
+def forward(
+    config: ModelConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    segment_ids_BT: Int[Array, "B T"],
+    *,
+    remat: bool = False,
+) -> Float[Array, "B T D"]:
+    """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits."""
+    hidden, _ = forward_with_kv(config, params, tokens_BT, positions_BT, segment_ids_BT, remat=remat)
+    return hidden
+
+
+def decode(
+    config: ModelConfig,
+    params: Params,
+    tokens_S: Int[Array, " S"],
+    positions_S: Int[Array, " S"],
+    cache: KVCache,
+) -> tuple[Float[Array, "S D"], KVCache]:
+    """One token per slot: writes its keys and values at `positions_S`, attends to positions 0..positions_S."""
+    slots = jnp.arange(tokens_S.shape[0])
+    mask = jnp.arange(cache.k.shape[2])[None, None, :] <= positions_S[:, None, None]
+
+    # The cache is carried and updated in place; as scanned inputs and outputs it would be copied whole every step.
+    def body(carry, scanned):
+        x, ks, vs = carry
+        layer_params, index = scanned
+        layer = _layer(config, layer_params)
+        q, k, v = layer.qkv(x, positions_S)
+        ks = ks.at[index, slots, positions_S].set(k.astype(ks.dtype))
+        vs = vs.at[index, slots, positions_S].set(v.astype(vs.dtype))
+        k_layer, v_layer = (jax.lax.dynamic_index_in_dim(c, index, keepdims=False).astype(x.dtype) for c in (ks, vs))
+        attended = attend(q[:, None], k_layer, v_layer, mask)[:, 0]
+        return (layer.finish(x, attended), ks, vs), None
+
+    carry = (_embed(config, params, tokens_S), cache.k, cache.v)
+    (x, ks, vs), _ = jax.lax.scan(body, carry, (params["layers"], jnp.arange(config.layers)))
+    return _final(config, params, x), KVCache(k=ks, v=vs)
