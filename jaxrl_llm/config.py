@@ -48,20 +48,27 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """The decoder's shape. With `init` set to a GGUF file the shape is read from the file and must not be given."""
 
-    init: str | None = Field(None, description="weights to start from: a GGUF file or `package:NAME` (a GGUF file inside an installed Python package); none means random")  # fmt: skip
+    init: str | None = Field(
+        None,
+        description="weights to start from: a GGUF file or `package:NAME` (a GGUF file inside an installed Python package); none means random",
+    )
     layers: Int = Field(2, gt=0, description="number of decoder layers")
     d_model: Int = Field(64, gt=0, description="width of the residual stream")
     heads: Int = Field(4, gt=0, description="query heads")
     kv_heads: Int = Field(4, gt=0, description="key/value heads; must divide heads")
     head_dim: Int = Field(16, gt=0, description="width of one head (even, for rotary positions)")
     d_ff: Int = Field(256, gt=0, description="width of the gated feed-forward layer")
-    vocab_size: Int = Field(64, gt=1, description="rows of the embedding; set from the tokenizer when it is built by the project")  # fmt: skip
+    vocab_size: Int = Field(
+        64, gt=1, description="rows of the embedding; set from the tokenizer when it is built by the project"
+    )
     rope_theta: Float = Field(10000.0, gt=0, description="base of the rotary position frequencies")
     norm_eps: Float = Field(1e-5, gt=0, description="epsilon of the RMS norms")
     tie_embeddings: Bool = Field(True, description="use the embedding as the output head")
     max_context: Int = Field(64, gt=1, description="longest prompt plus completion, in tokens")
     param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the trainer's parameters")
-    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of activations; the head is float32 always")  # fmt: skip
+    compute_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype of activations; the head is float32 always"
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self):
@@ -75,19 +82,30 @@ class ModelConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes token ids."""
 
-    kind: Literal["sentencepiece", "gguf"] = Field("sentencepiece", description="sentencepiece: built from the task's own text (or read from `path`); gguf: the tokenizer inside the `model.init` file")  # fmt: skip
+    kind: Literal["sentencepiece", "gguf"] = Field(
+        "sentencepiece",
+        description="sentencepiece: built from the task's own text (or read from `path`); gguf: the tokenizer inside the `model.init` file",
+    )
     path: str | None = Field(None, description="a SentencePiece .model file to read instead of building one")
-    vocab_size: Int = Field(64, gt=8, description="size of a SentencePiece vocabulary built by the project (an upper bound)")  # fmt: skip
-    chat_template: Literal["none", "chatml"] = Field("none", description="none: the prompt's text as it is; chatml: one user turn and the assistant's header")  # fmt: skip
+    vocab_size: Int = Field(
+        64, gt=8, description="size of a SentencePiece vocabulary built by the project (an upper bound)"
+    )
+    chat_template: Literal["none", "chatml"] = Field(
+        "none", description="none: the prompt's text as it is; chatml: one user turn and the assistant's header"
+    )
 
 
 class DataConfig(Section):
     """Where prompts come from."""
 
-    task: Literal["addition", "echo_addition"] = Field("addition", description="addition: '37+25=' answered '62'; echo_addition: '37 + 25 =' answered '37 + 25 = 62'")  # fmt: skip
+    task: Literal["addition", "echo_addition"] = Field(
+        "addition", description="addition: '37+25=' answered '62'; echo_addition: '37 + 25 =' answered '37 + 25 = 62'"
+    )
     low: Int = Field(10, ge=0, description="smallest operand")
     high: Int = Field(99, description="largest operand")
-    heldout_prompts: Int = Field(1000, gt=0, description="prompts kept for evaluation, disjoint from the training prompts")  # fmt: skip
+    heldout_prompts: Int = Field(
+        1000, gt=0, description="prompts kept for evaluation, disjoint from the training prompts"
+    )
     seed: Int = Field(0, ge=0, description="draws the held-out split and the order of every epoch")
 
 
@@ -96,10 +114,19 @@ class AlgorithmConfig(Section):
 
     objective: Literal["cispo"] = Field("cispo", description="token objective; see docs/losses.md")
     ratio_cap: Float = Field(5.0, gt=0, description="CISPO: absolute cap of the importance ratio (not 1+eps)")
-    advantage: Literal["none", "prompt_std", "batch_std"] = Field("batch_std", description="what a centred reward is divided by: none, the group's standard deviation, or that of all kept advantages in the batch")  # fmt: skip
-    aggregation: Literal["token", "sample", "prompt"] = Field("prompt", description="how token objectives become one number; see docs/losses.md")  # fmt: skip
-    zero_variance_filter: Bool = Field(True, description="drop groups whose rewards are all equal from the loss and its denominators")  # fmt: skip
-    no_positive_resampling: Float | None = Field(0.9, gt=0, le=1, description="retire a prompt for good once its pass rate reaches this; null turns it off")  # fmt: skip
+    advantage: Literal["none", "prompt_std", "batch_std"] = Field(
+        "batch_std",
+        description="what a centred reward is divided by: none, the group's standard deviation, or that of all kept advantages in the batch",
+    )
+    aggregation: Literal["token", "sample", "prompt"] = Field(
+        "prompt", description="how token objectives become one number; see docs/losses.md"
+    )
+    zero_variance_filter: Bool = Field(
+        True, description="drop groups whose rewards are all equal from the loss and its denominators"
+    )
+    no_positive_resampling: Float | None = Field(
+        0.9, gt=0, le=1, description="retire a prompt for good once its pass rate reaches this; null turns it off"
+    )
 
 
 class RolloutConfig(Section):
@@ -108,7 +135,9 @@ class RolloutConfig(Section):
     prompts_per_step: Int = Field(32, gt=0, description="prompt groups in one optimizer step")
     group_size: Int = Field(16, gt=0, description="completions per prompt")
     max_lag: Int = Field(8, ge=0, description="PipelineRL-k: trained tokens are at most k versions old")
-    temperature: Float = Field(1.0, gt=0, description="sampling temperature; log-probabilities are taken at it on both sides")  # fmt: skip
+    temperature: Float = Field(
+        1.0, gt=0, description="sampling temperature; log-probabilities are taken at it on both sides"
+    )
     max_prompt_tokens: Int = Field(16, gt=0, description="longest prompt; a longer one is refused")
     max_new_tokens: Int = Field(8, gt=0, description="longest completion, end-of-sequence token included")
     reward_correct: Float = Field(1.0, description="reward of a right answer")
@@ -121,7 +150,9 @@ class SamplerConfig(Section):
     slots: Int = Field(256, gt=0, description="sequences decoded at once")
     decode_steps: Int = Field(4, gt=0, description="decode steps per dispatch; weights are swapped between dispatches")
     mesh: dict[str, Int] = Field({"data": 1, "tensor": 1}, description="sampler's mesh axes: data (slots), tensor")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the sampler's copy of the weights and of its KV cache")  # fmt: skip
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype of the sampler's copy of the weights and of its KV cache"
+    )
 
 
 class OptimizerConfig(Section):
@@ -142,8 +173,13 @@ class TrainConfig(Section):
 
     steps: Int = Field(100, gt=0, description="optimizer steps of the run")
     row_length: Int = Field(64, gt=1, description="tokens in one packed row")
-    microbatch_rows: Int = Field(16, gt=0, description="rows per microbatch; gradients accumulate over as many as the batch needs")  # fmt: skip
-    mesh: dict[str, Int] = Field({"data": 1, "fsdp": 1, "tensor": 1}, description="trainer's mesh axes: data, fsdp, tensor; one of them may be -1")  # fmt: skip
+    microbatch_rows: Int = Field(
+        16, gt=0, description="rows per microbatch; gradients accumulate over as many as the batch needs"
+    )
+    mesh: dict[str, Int] = Field(
+        {"data": 1, "fsdp": 1, "tensor": 1},
+        description="trainer's mesh axes: data, fsdp, tensor; one of them may be -1",
+    )
     remat: Bool = Field(False, description="recompute each layer's activations in the backward pass")
     head_chunk: Int = Field(512, gt=0, description="tokens whose [vocabulary] logits exist at once")
 
@@ -160,7 +196,9 @@ class SftConfig(Section):
 class EvalConfig(Section):
     """Held-out evaluation: mean@n, every sample scored by the same reward."""
 
-    every: Int = Field(25, gt=0, description="optimizer steps between evaluations (step 0 and the last are always evaluated)")  # fmt: skip
+    every: Int = Field(
+        25, gt=0, description="optimizer steps between evaluations (step 0 and the last are always evaluated)"
+    )
     prompts: Int = Field(1000, gt=0, description="held-out prompts used")
     samples: Int = Field(4, gt=0, description="completions per prompt: the n of mean@n")
     temperature: Float = Field(1.0, ge=0, description="sampling temperature of evaluation")
@@ -173,7 +211,9 @@ class CheckpointConfig(Section):
 
 class DeviceConfig(Section):
     platform: Literal["default", "cpu"] = Field("default", description="cpu forces the CPU backend")
-    cpu_devices: Int = Field(2, gt=0, description="virtual devices on the CPU backend: one for the trainer, one for the sampler at least")  # fmt: skip
+    cpu_devices: Int = Field(
+        2, gt=0, description="virtual devices on the CPU backend: one for the trainer, one for the sampler at least"
+    )
 
 
 class RunConfig(Section):
@@ -192,3 +232,164 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     device: DeviceConfig = DeviceConfig()
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The validated configuration of a YAML file, its `extends:` parents and dotted overrides (`optimizer.lr=1e-6`).
+
+    Raises UserError naming the key, the value, where it stands and the nearest valid name.
+    """
+    tree = _read_tree(Path(path), seen=())
+    where = str(path)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"override {override!r} is not of the form section.key=value")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"override {override!r}: the value is not valid YAML; quote it") from None
+        _put(tree, key.strip().split("."), value, override)
+        where = f"{path} with overrides"
+    return validate(tree, where)
+
+
+def validate(tree: Mapping[str, Any], where: str) -> RunConfig:
+    """Build the configuration from plain nested mappings; `where` is named in errors."""
+    try:
+        config = RunConfig.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise UserError("; ".join(_explain(e, where) for e in error.errors()[:3])) from None
+    _check_together(config, where)
+    return config
+
+
+def dump(config: RunConfig) -> str:
+    """The resolved configuration as YAML; `validate(yaml.safe_load(dump(c)))` is `c` again."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, width=120)
+
+
+def describe() -> list[tuple[str, str, str, str]]:
+    """Every key as (dotted name, type, default, explanation): the one source of `--help` and `config show`."""
+    return list(_describe(RunConfig, ""))
+
+
+def differences(one: RunConfig, other: RunConfig) -> list[str]:
+    """Dotted keys whose values differ, as 'key: one -> other'."""
+
+    def walk(a, b, prefix):
+        for key in a:
+            if isinstance(a[key], dict) and isinstance(b[key], dict) and key != "mesh":
+                yield from walk(a[key], b[key], f"{prefix}{key}.")
+            elif a[key] != b[key]:
+                yield f"{prefix}{key}: {a[key]} -> {b[key]}"
+
+    return list(walk(one.model_dump(), other.model_dump(), ""))
+
+
+def _describe(section: type[Section], prefix: str):
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _describe(field.annotation, f"{prefix}{name}.")
+        else:
+            kind = getattr(field.annotation, "__name__", None) or str(field.annotation)
+            if "Literal" in str(field.annotation):
+                kind = " | ".join(str(choice) for choice in field.annotation.__args__)
+            yield f"{prefix}{name}", kind.replace("typing.", ""), str(field.default), field.description or ""
+
+
+def _read_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise UserError(f"{path} extends itself through {' -> '.join(p.name for p in seen)}")
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        nearby = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        hint = f"; {path.parent} has {', '.join(nearby)}" if nearby else ""
+        raise UserError(f"config file {path} does not exist{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"config file {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise UserError(f"config file {path} holds a {type(tree).__name__}, not sections of keys")
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree
+    if not isinstance(parent, str):
+        raise UserError(f"config file {path}: extends is {parent!r}; it wants the path of one other YAML file")
+    return _merge(_read_tree(path.parent / parent, (*seen, path.resolve())), tree)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _put(tree: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise UserError(f"override {override!r}: {key!r} is a value, not a section")
+    tree[keys[-1]] = value
+
+
+def _explain(error: Any, where: str) -> str:
+    location = [str(part) for part in error["loc"]]
+    name = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        known = [key for key, *_ in describe()]
+        sections = list(RunConfig.model_fields)
+        near = difflib.get_close_matches(name, known + sections, n=2, cutoff=0.5)
+        same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == location[-1]]
+        hint = " or ".join(dict.fromkeys(same_leaf[:2] + near)) or f"one of the sections {', '.join(sections)}"
+        return f"unknown key {name!r} in {where}; did you mean {hint}?"
+    message = error["msg"].removeprefix("Value error, ")
+    value = error.get("input")
+    shown = "" if isinstance(value, dict) else f" = {value!r}"
+    return f"{name}{shown} in {where}: {message[0].lower()}{message[1:]}"
+
+
+def _check_together(config: RunConfig, where: str) -> None:
+    """Refuse values that are fine alone and meaningless together."""
+    rollout, train, data = config.rollout, config.train, config.data
+
+    def refuse(message: str) -> None:
+        raise UserError(f"{message} (in {where})")
+
+    if rollout.group_size == 1:
+        refuse(
+            "rollout.group_size = 1: the advantage is a reward minus its group's mean, which is 0 for every "
+            "completion of a group of one; use at least 2"
+        )
+    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
+    if longest > config.model.max_context and config.model.init is None:
+        refuse(
+            f"rollout.max_prompt_tokens {rollout.max_prompt_tokens} + rollout.max_new_tokens "
+            f"{rollout.max_new_tokens} = {longest} exceeds model.max_context {config.model.max_context}"
+        )
+    if longest - 1 > train.row_length:
+        refuse(
+            f"train.row_length = {train.row_length} cannot hold the longest document of "
+            f"{longest - 1} tokens (rollout.max_prompt_tokens + rollout.max_new_tokens - 1); raise it"
+        )
+    if data.low > data.high:
+        refuse(f"data.low = {data.low} is above data.high = {data.high}")
+    pairs = (data.high - data.low + 1) ** 2
+    if data.heldout_prompts >= pairs:
+        refuse(
+            f"data.heldout_prompts = {data.heldout_prompts} leaves nothing to train on: operands "
+            f"{data.low}..{data.high} make {pairs} prompts"
+        )
+    if config.eval.prompts > data.heldout_prompts:
+        refuse(f"eval.prompts = {config.eval.prompts} exceeds data.heldout_prompts = {data.heldout_prompts}")
+    if rollout.reward_correct <= rollout.reward_wrong:
+        refuse(
+            f"rollout.reward_correct = {rollout.reward_correct} is not above "
+            f"rollout.reward_wrong = {rollout.reward_wrong}"
+        )

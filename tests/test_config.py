@@ -1,0 +1,86 @@
+import pytest
+import yaml
+
+from jaxrl_llm.config import RunConfig, describe, differences, dump, load, validate
+from jaxrl_llm.types import UserError
+
+
+def write(tmp_path, text, name="run.yaml"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_dump_and_validate_are_inverse(tmp_path):
+    config = load(write(tmp_path, "optimizer: {lr: 1e-6}\nrollout: {group_size: 4}"))
+    assert config.optimizer.lr == 1e-6  # YAML 1.1 reads 1e-6 as a string
+    assert validate(yaml.safe_load(dump(config)), "dump") == config
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-6", 1e-6), ("3", 3.0), ("-2.5E+3", None), ("0.5", 0.5)])
+def test_override_numbers(tmp_path, text, value):
+    path = write(tmp_path, "{}")
+    if value is None:
+        with pytest.raises(UserError, match=r"optimizer.lr = -2500.0 .*greater than or equal to 0"):
+            load(path, [f"optimizer.lr={text}"])
+    else:
+        assert load(path, [f"optimizer.lr={text}"]).optimizer.lr == value
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "message"),
+    [
+        ("optimizer: {lrr: 1}", None, r"unknown key 'optimizer.lrr' in .*did you mean optimizer.lr"),
+        ("optimiser: {lr: 1}", None, r"unknown key 'optimiser' .*did you mean optimizer"),
+        ("group_size: 3", None, r"unknown key 'group_size' .*did you mean rollout.group_size"),
+        ("train: {steps: many}", None, r"train.steps = 'many' in .*valid integer"),
+        ("train: {steps: 1.5}", None, r"train.steps = 1.5 in .*integer"),
+        ("train: {steps: true}", None, r"train.steps = True in .*number is wanted"),
+        ("train: {steps: 0}", None, r"train.steps = 0 in .*greater than 0"),
+        ("optimizer: {lr: .nan}", None, r"optimizer.lr = nan in "),
+        ("algorithm: {ratio_cap: .inf}", None, r"algorithm.ratio_cap = inf in .*finite"),
+        ("algorithm: {objective: cipso}", None, r"algorithm.objective = 'cipso' in .*'cispo'"),
+        ("rollout: {group_size: 1}", None, r"group_size = 1: .*use at least 2"),
+        ("train: {row_length: 8}", None, r"row_length = 8 cannot hold .*23 tokens"),
+        ("rollout: {max_new_tokens: 60}", None, r"16 \+ .*60 = 76 exceeds model.max_context 64"),
+        ("data: {high: 12}", None, r"heldout_prompts = 1000 leaves nothing .*9 prompts"),
+        ("eval: {prompts: 2000}", None, r"eval.prompts = 2000 exceeds data.heldout_prompts = 1000"),
+        ("model: {heads: 4, kv_heads: 3}", None, r"heads 4 is not a multiple of kv_heads 3"),
+        ("- a\n- b", None, r"holds a list, not sections"),
+        ("a: [", None, r"not valid YAML"),
+        ("extends: 3", None, r"extends is 3"),
+        ("extends: run.yaml", None, r"extends itself"),
+        ("{}", "optimizer.lr", r"not of the form"),
+        ("{}", "seed.x=1", r"unknown key|valid integer"),
+        ("seed: 1", "seed.x=1", r"'seed' is a value, not a section"),
+    ],
+)
+def test_bad_input_is_one_clear_error(tmp_path, text, override, message):
+    path = write(tmp_path, text)
+    with pytest.raises(UserError, match=message) as error:
+        load(path, [override] if override else [])
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file_names_its_neighbours(tmp_path):
+    write(tmp_path, "{}", "quickstart.yaml")
+    with pytest.raises(UserError, match=r"quickstrat.yaml does not exist; .* has quickstart.yaml"):
+        load(tmp_path / "quickstrat.yaml")
+
+
+def test_extends_merges_sections_and_the_child_wins(tmp_path):
+    write(tmp_path, "optimizer: {lr: 1, b1: 0.5}\nseed: 3", "base.yaml")
+    config = load(write(tmp_path, "extends: base.yaml\noptimizer: {lr: 2}"), ["seed=4"])
+    assert (config.optimizer.lr, config.optimizer.b1, config.seed) == (2, 0.5, 4)
+
+
+def test_every_key_is_explained():
+    keys = describe()
+    assert {"optimizer.lr", "rollout.max_lag", "seed"} <= {name for name, *_ in keys}
+    assert [name for name, _, _, text in keys if not text] == []
+
+
+def test_differences_name_the_keys():
+    one = RunConfig()
+    other = validate({"optimizer": {"lr": 1.0}, "train": {"mesh": {"data": 2}}}, "test")
+    assert [d.split(":")[0] for d in differences(one, other)] == ["optimizer.lr", "train.mesh"]
