@@ -29,6 +29,12 @@ def zero_variance(rewards_PG: Any, keep_PG: Any | None = None) -> Any:
     return highest_P <= lowest_P
 
 
+def uncentred(rewards_PG: Any, keep_PG: Any | None = None) -> Any:
+    """The rewards themselves, no baseline (REINFORCE; REINFORCE++ centres over the batch instead)."""
+    xp = rewards_PG.__array_namespace__()
+    return xp.where(_keep(xp, rewards_PG, keep_PG), rewards_PG, 0.0)
+
+
 def centre(rewards_PG: Any, keep_PG: Any | None = None) -> Any:
     """Reward minus the mean of the group's kept rewards, exactly 0 in a zero-variance group."""
     xp = rewards_PG.__array_namespace__()

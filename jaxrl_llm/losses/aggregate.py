@@ -59,6 +59,7 @@ def completion_weights(
             tokens_P = np.bincount(group_N, weights=lengths_N)
             denominator_N = np.count_nonzero(tokens_P) * tokens_P[group_N]
         case "constant":
+            assert max_tokens is not None  # checked above
             denominator_N = np.full(keep_N.shape, completions * max_tokens)
         case "sequence_sum":
             denominator_N = np.full(keep_N.shape, completions)

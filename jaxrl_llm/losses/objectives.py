@@ -8,7 +8,9 @@ log-probabilities, or the trainer's own at the start of a multi-update step. Gra
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.losses.sequence import sequence_mean
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to +-20 before exp: beyond it a ratio carries no information, and inf * 0 is NaN."""
@@ -76,6 +78,13 @@ def clipped_surrogate(
     return jnp.where(clipped, bound, ratio) * advantages
 
 
+def _surrogate(log_rho, advantages, mask, clip_low, clip_high, dual_clip=None):
+    log_rho, advantages = keep_where(mask, log_rho, advantages)
+    ratio = jnp.exp(log_rho)
+    j = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    return jnp.where(mask, j, 0.0)
+
+
 def ppo(
     logprobs: Float[Array, "*s"],
     anchor: Float[Array, "*s"],
@@ -90,7 +99,42 @@ def ppo(
 
     `dual_clip` (arXiv:1912.09729, c = 3) bounds the term from below where A < 0. Gradient: rho A inside, 0 outside.
     """
-    ratio = jnp.exp(log_ratio(logprobs, anchor, mask))
-    (advantages,) = keep_where(mask, advantages)
-    j = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    return jnp.where(mask, j, 0.0)
+    return _surrogate(log_ratio(logprobs, anchor, mask), advantages, mask, clip_low, clip_high, dual_clip)
+
+
+def gspo(
+    logprobs: Float[Array, "*b T"],
+    anchor: Float[Array, "*b T"],
+    advantages: Float[Array, "*b T"],
+    mask: Bool[Array, "*b T"],
+    *,
+    segment_ids: Int[Array, "*b T"] | None = None,
+    num_segments: int | None = None,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Float[Array, "*b T"]:
+    """GSPO (arXiv:2507.18071): s = exp(mean_t log rho); min(s A, clip(s) A), once per sequence.
+
+    Every token carries its sequence's value, so that the sample average (weight 1 / (n |y|)) gives GSPO's sequence
+    average, whatever the lengths. Gradient at a token, under that average: s A / (n |y|).
+    """
+    log_s = sequence_mean(log_ratio(logprobs, anchor, mask), mask, segment_ids, num_segments)
+    return _surrogate(log_s, advantages, mask, clip_low, clip_high)
+
+
+def gspo_token(
+    logprobs: Float[Array, "*b T"],
+    anchor: Float[Array, "*b T"],
+    advantages: Float[Array, "*b T"],
+    mask: Bool[Array, "*b T"],
+    *,
+    segment_ids: Int[Array, "*b T"] | None = None,
+    num_segments: int | None = None,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Float[Array, "*b T"]:
+    """GSPO-token: s_t = sg[s] pi_t / sg[pi_t]. GSPO's value, and its gradient where A is constant in a sequence."""
+    log_s = sequence_mean(log_ratio(logprobs, anchor, mask), mask, segment_ids, num_segments)
+    (logprobs,) = keep_where(mask, logprobs)
+    log_s = lax.stop_gradient(log_s) + (logprobs - lax.stop_gradient(logprobs))
+    return _surrogate(log_s, advantages, mask, clip_low, clip_high)
