@@ -1,0 +1,1 @@
+"""Prompts and the books kept about them."""

@@ -1,0 +1,1 @@
+"""What turns a completion into an episode."""

@@ -1,0 +1,1 @@
+"""From prompts to train batches: lag slots, the sampling thread, packing."""

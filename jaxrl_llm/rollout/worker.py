@@ -1,0 +1,168 @@
+"""The sampling thread: admits prompts while lag slots last, drives the scheduler, scores finished groups.
+
+issuer.take -> slots.admit -> scheduler.submit (G siblings) -> scheduler.step ... -> env -> EpisodeGroup, in issue order
+      new weights from the board are swapped in between two scheduler steps, then slots.release
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from jaxrl_llm.rollout.issue import GroupIssuer
+from jaxrl_llm.rollout.lag import LagSlots
+from jaxrl_llm.types import Completion, Episode, EpisodeGroup, Params, PromptTask, SampleRequest
+from jaxrl_llm.weights import WeightBoard
+
+
+class Scheduler(Protocol):
+    """What the worker needs of the sampler; sampler.scheduler.Scheduler is one."""
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[int]: ...
+
+    def step(self) -> list[tuple[int, Completion]]: ...
+
+    def update_weights(self, params: Params, version: int) -> None: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+
+class Environment(Protocol):
+    def episode(self, task: PromptTask, completion: Completion) -> Episode: ...
+
+
+class RolloutWorker:
+    """Owns the scheduler (and so the decode state) from `start` to `stop`; everything else talks to its queue."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        board: WeightBoard,
+        slots: LagSlots,
+        issuer: GroupIssuer,
+        environment: Environment,
+        *,
+        group_size: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ):
+        self._scheduler, self._board, self._slots, self._issuer = scheduler, board, slots, issuer
+        self._environment, self._group_size = environment, group_size
+        self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
+        self._version = -1
+        self._pending: dict[int, tuple[int, int]] = {}  # request -> (group, sibling)
+        self._tasks: dict[int, PromptTask] = {}
+        self._siblings: dict[int, dict[int, Episode]] = {}
+        self._order: deque[int] = deque()  # group ids in issue order
+        self._ready: dict[int, EpisodeGroup] = {}
+        self._changed = threading.Condition()
+        self._exhausted = False
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._wait_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current scheduler step; groups in flight stay on the ledger."""
+        self._stopping = True
+        self._board.wake()
+        self._thread.join()
+
+    def next_groups(self, count: int) -> list[EpisodeGroup]:
+        """The next `count` groups in issue order; fewer only when no prompt is left to issue.
+
+        Blocks. Re-raises what ended the sampling thread.
+        """
+        groups: list[EpisodeGroup] = []
+        with self._changed:
+            while len(groups) < count:
+                self._changed.wait_for(lambda: self._error or self._head_is_ready() or self._finished())
+                if self._error:
+                    raise RuntimeError("the sampling thread failed") from self._error
+                if not self._head_is_ready():
+                    break
+                groups.append(self._ready.pop(self._order.popleft()))
+        return groups
+
+    def take_wait_seconds(self) -> float:
+        """Seconds the sampler has waited for lag slots (that is, for the trainer) since the last call."""
+        with self._changed:
+            waited, self._wait_s = self._wait_s, 0.0
+            return waited
+
+    def _head_is_ready(self) -> bool:
+        return bool(self._order) and self._order[0] in self._ready
+
+    def _finished(self) -> bool:
+        return self._exhausted and not self._order
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._swap_weights()
+                self._admit()
+                if self._scheduler.idle:
+                    if self._exhausted:
+                        return
+                    self._wait_for_weights()
+                else:
+                    for request, completion in self._scheduler.step():
+                        self._collect(request, completion)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _swap_weights(self) -> None:
+        weights = self._board.newer_than(self._version)
+        if weights is not None:
+            self._scheduler.update_weights(weights.params, weights.version)
+            self._version = weights.version
+            self._slots.release(weights.version)
+
+    def _admit(self) -> None:
+        requests: list[SampleRequest] = []
+        owners: list[tuple[int, int]] = []
+        # Nothing is sampled before the first weights have come.
+        while self._version >= 0 and not self._exhausted and self._slots.free:
+            issued = self._issuer.take()
+            if issued is None:
+                with self._changed:
+                    self._exhausted = True
+                    self._changed.notify_all()
+                break
+            group_id, task = issued
+            self._slots.admit()
+            with self._changed:
+                self._order.append(group_id)
+            self._tasks[group_id], self._siblings[group_id] = task, {}
+            for sibling in range(self._group_size):
+                owners.append((group_id, sibling))
+                requests.append(
+                    SampleRequest(task.tokens_T, self._max_new_tokens, self._temperature, self._seed, group_id, sibling)
+                )
+        if requests:
+            self._pending.update(zip(self._scheduler.submit(requests), owners, strict=True))
+
+    def _wait_for_weights(self) -> None:
+        started = time.monotonic()
+        self._board.wait_newer_than(self._version)
+        with self._changed:
+            self._wait_s += time.monotonic() - started
+
+    def _collect(self, request: int, completion: Completion) -> None:
+        group_id, sibling = self._pending.pop(request)
+        siblings = self._siblings[group_id]
+        siblings[sibling] = self._environment.episode(self._tasks[group_id], completion)
+        if len(siblings) == self._group_size:
+            task, siblings = self._tasks.pop(group_id), self._siblings.pop(group_id)
+            group = EpisodeGroup(group_id, task, tuple(siblings[s] for s in range(self._group_size)))
+            with self._changed:
+                self._ready[group_id] = group
+                self._changed.notify_all()

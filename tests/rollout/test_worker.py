@@ -1,0 +1,226 @@
+"""The sampling thread with a scripted scheduler: no model, no engine."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_llm.data.curriculum import PassRates
+from jaxrl_llm.data.prompts import PromptStream, fingerprint
+from jaxrl_llm.rollout.issue import GroupIssuer
+from jaxrl_llm.rollout.lag import LagSlots
+from jaxrl_llm.rollout.worker import RolloutWorker
+from jaxrl_llm.types import Completion, Episode, PolicyWeights, PromptTask, Reward
+from jaxrl_llm.weights import WeightBoard, digest
+
+P, G = 2, 3
+
+
+def tasks(n):
+    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(n)]
+
+
+class ScriptedScheduler:
+    """Finishes one request per step, newest first, so that groups come back out of order."""
+
+    def __init__(self, break_at=None):
+        self.queue, self.version, self.submitted, self.break_at = [], -1, [], break_at
+
+    def submit(self, requests):
+        ids = list(range(len(self.submitted), len(self.submitted) + len(requests)))
+        self.submitted += requests
+        self.queue += ids
+        return ids
+
+    def step(self):
+        if self.break_at is not None and len(self.submitted) >= self.break_at:
+            raise FloatingPointError("device on fire")
+        request = self.queue.pop()
+        tokens = np.array([self.submitted[request].sibling], np.int32)
+        versions = np.array([self.version], np.int32)
+        return [(request, Completion(tokens, np.array([-0.5], np.float32), versions, "stop"))]
+
+    def update_weights(self, params, version):
+        assert version > self.version
+        self.version = version
+
+    @property
+    def idle(self):
+        return not self.queue
+
+
+class FirstSiblingIsRight:
+    def episode(self, task, completion):
+        right = float(completion.tokens_T[0] == 0)
+        return Episode(completion, np.ones(1, bool), Reward(right, {"correct": right}))
+
+
+def make(*, max_lag, n=20, scheduler=None, retire_at=None, restore=None):
+    scheduler = scheduler or ScriptedScheduler()
+    board, slots = WeightBoard(), LagSlots(max_lag=max_lag, prompts_per_step=P)
+    issuer = GroupIssuer(PromptStream(tasks(n), seed=1), PassRates(retire_at=retire_at))
+    if restore:
+        issuer.restore(restore)
+    worker = RolloutWorker(
+        scheduler, board, slots, issuer, FirstSiblingIsRight(), group_size=G, max_new_tokens=4, temperature=1.0, seed=5
+    )
+    return worker, board, slots, issuer, scheduler
+
+
+def train_step(worker, board, slots, issuer, step):
+    groups = worker.next_groups(P)
+    lags = [step - int(v) for g in groups for e in g.episodes for v in e.completion.versions_T]
+    slots.trained(step + 1, len(groups))
+    board.publish(PolicyWeights(step + 1, None))
+    issuer.settle(groups, {}, groups)
+    return groups, lags
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_lag_never_exceeds_the_bound_and_groups_come_in_issue_order(max_lag):
+    worker, board, slots, issuer, _scheduler = make(max_lag=max_lag)
+    board.publish(PolicyWeights(0, None))
+    worker.start()
+    seen, lags = [], []
+    for step in range(12):
+        groups, step_lags = train_step(worker, board, slots, issuer, step)
+        seen += [g.group_id for g in groups]
+        lags += step_lags
+    worker.stop()
+    assert seen == list(range(12 * P))
+    assert 0 <= min(lags) <= max(lags) <= max_lag
+    if max_lag == 0:
+        assert set(lags) == {0}
+    counts = issuer.counts()
+    assert counts["prompts_issued"] == counts["prompts_trained"] + counts["prompts_in_flight"]
+    assert counts["prompts_issued"] <= (12 + max_lag + 1) * P
+
+
+def test_every_sibling_has_its_own_random_stream():
+    worker, board, slots, issuer, scheduler = make(max_lag=0)
+    board.publish(PolicyWeights(0, None))
+    worker.start()
+    for step in range(3):
+        train_step(worker, board, slots, issuer, step)
+    worker.stop()
+    streams = [(r.seed, r.stream, r.sibling) for r in scheduler.submitted]
+    assert len(set(streams)) == len(streams)
+    assert streams[:G] == [(5, 0, 0), (5, 0, 1), (5, 0, 2)]
+
+
+def test_a_failure_of_the_sampling_thread_reaches_the_trainer():
+    worker, board, *_ = make(max_lag=0, scheduler=ScriptedScheduler(break_at=1))
+    board.publish(PolicyWeights(0, None))
+    worker.start()
+    with pytest.raises(RuntimeError, match="sampling thread failed") as error:
+        worker.next_groups(P)
+    assert isinstance(error.value.__cause__, FloatingPointError)
+    worker.stop()
+
+
+def test_stop_before_any_weights_does_not_hang():
+    worker, *_ = make(max_lag=0)
+    worker.start()
+    worker.stop()
+
+
+def test_retired_prompts_are_never_issued_again_and_the_run_ends_when_none_is_left():
+    # Every prompt is right once in three, so 1/3 retires each after its first group: 6 prompts, then nothing.
+    worker, board, slots, issuer, _ = make(max_lag=0, n=6, retire_at=0.33)
+    board.publish(PolicyWeights(0, None))
+    worker.start()
+    issued = []
+    for step in range(4):
+        groups, _ = train_step(worker, board, slots, issuer, step)
+        issued += [g.task.task_id for g in groups]
+    worker.stop()
+    assert Counter(issued) == {f"t{i}": 1 for i in range(6)}
+    assert issuer.counts()["prompts_retired"] == 6
+
+
+def test_resume_issues_the_groups_in_flight_again_once_and_loses_no_prompt():
+    worker, board, slots, issuer, _ = make(max_lag=2)
+    board.publish(PolicyWeights(0, None))
+    worker.start()
+    first = [g for step in range(2) for g in train_step(worker, board, slots, issuer, step)[0]]
+    worker.stop()
+    state = issuer.state()
+    in_flight = [group for group, _ in state["ledger"]["in_flight"]]
+    assert in_flight  # the sampler ran ahead
+    again, board, slots, issuer, scheduler = make(max_lag=2, restore=state)
+    board.publish(PolicyWeights(2, None))
+    again.start()
+    rest = [g for step in range(2, 10) for g in train_step(again, board, slots, issuer, step)[0]]
+    again.stop()
+    ids = [g.group_id for g in first + rest]
+    assert ids == list(range(20))
+    stream = PromptStream(tasks(20), seed=1)
+    assert [g.task.task_id for g in first + rest] == [stream[i].task_id for i in range(20)]  # one epoch, each once
+    assert Counter(r.stream for r in scheduler.submitted)[in_flight[0]] == G
+
+
+def test_lag_slots_refuse_what_cannot_be():
+    slots = LagSlots(max_lag=0, prompts_per_step=1)
+    slots.admit()
+    with pytest.raises(RuntimeError, match="no free slot"):
+        slots.admit()
+    slots.trained(1, 2)
+    with pytest.raises(RuntimeError, match="released 2 groups with only 1 admitted"):
+        slots.release(1)
+
+
+@given(st.integers(0, 4), st.integers(1, 3), st.lists(st.integers(0, 3), min_size=10, max_size=60))
+def test_lag_bound_over_random_schedules(max_lag, prompts_per_step, moves):
+    """Admission, delivery and weight pick-up in any order: version at training minus version at admission <= k."""
+    slots = LagSlots(max_lag=max_lag, prompts_per_step=prompts_per_step)
+    trainer = sampler = 0
+    admitted: list[int] = []
+    for move in moves:
+        if move == 0:
+            while slots.free:
+                slots.admit()
+                admitted.append(sampler)
+        elif move == 1 and slots.free:
+            slots.admit()
+            admitted.append(sampler)
+        elif move == 2 and len(admitted) >= prompts_per_step:
+            assert all(trainer - version <= max_lag for version in admitted[:prompts_per_step])
+            del admitted[:prompts_per_step]
+            trainer += 1
+            slots.trained(trainer, prompts_per_step)
+        elif move == 3:
+            sampler = trainer
+            slots.release(sampler)
+
+
+def test_the_board_keeps_the_newest_and_refuses_to_go_back():
+    board = WeightBoard()
+    board.publish(PolicyWeights(1, "a"))
+    board.publish(PolicyWeights(4, "b"))
+    assert board.newer_than(0).params == "b"
+    assert board.newer_than(4) is None
+    with pytest.raises(ValueError, match="version 4 published after version 4"):
+        board.publish(PolicyWeights(4, "c"))
+
+
+def test_digest_sees_one_bit_a_dtype_and_a_name():
+    one = {"a": np.zeros(4, np.float32)}
+    flipped = {"a": np.array([0, 0, 0, 1e-45], np.float32)}
+    others = [
+        flipped,
+        {"a": np.zeros(4, np.int32)},
+        {"b": np.zeros(4, np.float32)},
+        {"a": np.zeros((2, 2), np.float32)},
+    ]
+    assert digest(one) == digest({"a": np.zeros(4, np.float32)})
+    assert len({digest(x) for x in [one, *others]}) == 5
+
+
+def test_epochs_are_shuffled_differently_and_hold_every_prompt_once():
+    stream = PromptStream(tasks(50), seed=3)
+    epochs = [[stream[i].task_id for i in range(e * 50, e * 50 + 50)] for e in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(t.task_id for t in tasks(50))
+    assert epochs[0] != epochs[1]
+    assert fingerprint(tasks(50)) != fingerprint(tasks(49))
