@@ -1,0 +1,58 @@
+"""The only module that imports JetStream: its Engine interface, or the stand-in where the wheel is absent.
+
+google-jetstream 0.2.2 asks for seqio, which pulls TensorFlow, for two class names that its engine interface only
+mentions. Where seqio is absent an empty module with those two names stands in while JetStream is imported and leaves
+again. Importing JetStream may raise the root logger's level; it is put back.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import sys
+import types
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def _seqio_stand_in() -> Iterator[None]:
+    if importlib.util.find_spec("seqio") is not None:
+        yield
+        return
+    package, vocabularies = types.ModuleType("seqio"), types.ModuleType("seqio.vocabularies")
+    vocabularies.Vocabulary = type("Vocabulary", (), {})
+    vocabularies.SentencePieceVocabulary = type("SentencePieceVocabulary", (vocabularies.Vocabulary,), {})
+    package.vocabularies = vocabularies
+    stand_ins = {"seqio": package, "seqio.vocabularies": vocabularies}
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            sys.modules.pop(name, None)
+
+
+@contextlib.contextmanager
+def _root_logger_kept() -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+if importlib.util.find_spec("jetstream") is None:
+    from jaxrl_llm.sampler.engine_api import Engine, ResultTokens, SlotData, tokenizer_pb2
+
+    ENGINE_BASE = "stand-in"
+    """Which base `PolicyEngine` has; written into environment.json."""
+else:
+    with _seqio_stand_in(), _root_logger_kept():
+        from jetstream.engine import tokenizer_pb2
+        from jetstream.engine.engine_api import Engine, ResultTokens, SlotData
+
+    ENGINE_BASE = f"google-jetstream {importlib.metadata.version('google-jetstream')}"
+
+__all__ = ["ENGINE_BASE", "Engine", "ResultTokens", "SlotData", "tokenizer_pb2"]
