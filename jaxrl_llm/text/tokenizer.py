@@ -1,0 +1,92 @@
+"""What the rest of the house may ask of a tokenizer."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, SupportsInt
+
+import numpy as np
+
+from jaxrl_llm.types import UserError
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back.
+
+    Text is untrusted: a special token written out in it ("<|im_end|>") is encoded as ordinary characters. Special
+    ids are reached through `token_id` alone, so nobody who can write a prompt can end a turn.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are 0 .. vocab_size - 1."""
+        ...
+
+    @property
+    def eos_id(self) -> int:
+        """Ends a completion."""
+        ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """The vocabulary's begin-of-sequence id, if it has one; whether a prompt starts with it is `adds_bos`."""
+        ...
+
+    @property
+    def adds_bos(self) -> bool:
+        """True if a prompt without a chat template starts with `bos_id`."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids that no text encodes to, by their written form."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own chat template (Jinja), if it brings one."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of all that decides the ids: equal fingerprints encode and decode equally."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, nothing put before or after it. Raises UserError for a character the vocabulary lacks."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Text of `ids`; special tokens are left out. Raises ValueError for an id outside the vocabulary."""
+        ...
+
+    def token_id(self, special: str) -> int:
+        """Id of one special token. Raises UserError for an unknown one."""
+        ...
+
+
+def find_special(special_tokens: Mapping[str, int], special: str) -> int:
+    """The id of `special`. Raises UserError naming the special tokens there are."""
+    if special not in special_tokens:
+        known = ", ".join(sorted(special_tokens, key=lambda name: special_tokens[name])) or "none"
+        raise UserError(f"the tokenizer has no special token {special!r}; it has: {known}")
+    return special_tokens[special]
+
+
+def check_ids(ids: Iterable[SupportsInt], vocab_size: int) -> list[int]:
+    """`ids` as plain integers. Raises ValueError for an id outside the vocabulary."""
+    checked = [int(i) for i in ids]
+    for i in checked:
+        if not 0 <= i < vocab_size:
+            raise ValueError(f"token id {i} is outside the vocabulary of {vocab_size}")
+    return checked
+
+
+def unencodable(char: str, why: str) -> UserError:
+    """The error for a character that cannot become token ids."""
+    return UserError(f"the character {char!r} (U+{ord(char):04X}) in a text {why}; take it out of the text")
+
+
+def check_utf8(text: str) -> None:
+    """Raises UserError for half of a surrogate pair, which is not a character and has no bytes."""
+    for char in text:
+        if "\ud800" <= char <= "\udfff":
+            raise unencodable(char, "is half of a surrogate pair")
