@@ -1,0 +1,163 @@
+"""Where arrays live: one table from logical axes to mesh axes, mesh making, and the split of one host's devices."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_llm.types import UserError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+"""Every mesh has all of these, in this order; an axis the config leaves out has size 1."""
+
+Rules = Mapping[str, str | tuple[str, ...] | None]
+
+RULES: Rules = {
+    "batch": ("data", "fsdp"),
+    "embed": "fsdp",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "layers": None,
+    "head_dim": None,
+    "norm": None,
+}
+
+
+def _mesh_axes(placed: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if placed is None else (placed,) if isinstance(placed, str) else placed
+
+
+def spec(axes: Sequence[str | None], rules: Rules = RULES) -> PartitionSpec:
+    """The partition of an array whose dimensions are the logical `axes`; None is a dimension never split.
+
+    Raises UserError on a logical axis without a rule, and on a mesh axis that two dimensions would use.
+    """
+    if unknown := sorted({axis for axis in axes if axis is not None and axis not in rules}):
+        raise UserError(
+            f"logical axes {unknown} have no sharding rule; add them to the table, which has {sorted(rules)}"
+        )
+    placed = [None if axis is None else rules[axis] for axis in axes]
+    users: dict[str, list[str]] = {}
+    for axis, place in zip(axes, placed, strict=True):
+        for mesh_axis in _mesh_axes(place):
+            users.setdefault(mesh_axis, []).append(str(axis))
+    for mesh_axis, names in users.items():
+        if len(names) > 1:
+            raise UserError(
+                f"mesh axis {mesh_axis!r} would split both {' and '.join(names)} of one array; change one rule"
+            )
+    return PartitionSpec(*placed)
+
+
+def _product(mesh_axes: Mapping[str, int]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in mesh_axes.items())
+
+
+def _checked_axes(axes: Mapping[str, int], what: str) -> dict[str, int]:
+    """All mesh axes with their sizes, -1 kept; refuses unknown names and impossible sizes."""
+    if unknown := sorted(set(axes) - set(MESH_AXES)):
+        raise UserError(f"{what} has unknown axes {unknown}; the known ones are {list(MESH_AXES)}")
+    for name, size in axes.items():
+        if size < 1 and size != -1:
+            raise UserError(f"{what} gives axis {name} the size {size}; use a positive number, or -1 for what is left")
+    if sum(size == -1 for size in axes.values()) > 1:
+        raise UserError(f"{what} has more than one axis of size -1 ({_product(axes)}); only one can take what is left")
+    return {name: axes.get(name, 1) for name in MESH_AXES}
+
+
+def _fixed_devices(axes: Mapping[str, int]) -> int:
+    return math.prod(size for size in axes.values() if size != -1)
+
+
+def make_mesh(axes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of exactly `devices` with all of MESH_AXES; one of `axes` may be -1 and takes what the others leave.
+
+    Axis types are Auto: with Explicit ones (the default of `jax.make_mesh`) a contraction over a sharded axis is an
+    error until its output's sharding is written out.
+    Raises UserError on an unknown axis, a bad size, or sizes whose product is not the number of devices.
+    """
+    sizes = _checked_axes(axes, "the mesh")
+    fixed, count = _fixed_devices(sizes), len(devices)
+    if -1 in sizes.values():
+        if count % fixed:
+            raise UserError(f"mesh {_product(axes)} does not divide {count} devices; the fixed axes take {fixed}")
+        sizes = {name: count // fixed if size == -1 else size for name, size in sizes.items()}
+    elif fixed != count:
+        raise UserError(
+            f"mesh {_product(axes)} has {fixed} places for {count} devices; change an axis, or set one to -1"
+        )
+    return jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=list(devices)
+    )
+
+
+def split_devices(
+    devices: Sequence[jax.Device], trainer_mesh: Mapping[str, int], sampler_mesh: Mapping[str, int]
+) -> tuple[list[jax.Device], list[jax.Device]]:
+    """The trainer's devices (the first ones) and the sampler's (those after them), by the sizes of their meshes.
+
+    A mesh with an axis of -1 takes what the other one leaves. On a single device both share it. Devices that neither
+    mesh asks for stay idle.
+    Raises UserError if the devices are too few, or if both meshes ask for what is left.
+    """
+    trainer, sampler = _checked_axes(trainer_mesh, "train.mesh"), _checked_axes(sampler_mesh, "sampler.mesh")
+    count, trainer_count, sampler_count = len(devices), _fixed_devices(trainer), _fixed_devices(sampler)
+    if count == 1 and trainer_count == sampler_count == 1:
+        return list(devices), list(devices)
+    if -1 in trainer.values() and -1 in sampler.values():
+        raise UserError("train.mesh and sampler.mesh both have an axis of size -1; only one can take what is left")
+    if trainer_count + sampler_count > count:
+        raise UserError(
+            f"train.mesh ({_product(trainer_mesh)}) needs {trainer_count} devices and sampler.mesh "
+            f"({_product(sampler_mesh)}) {sampler_count}, but there are {count}; make a mesh smaller, or on the CPU "
+            f"backend raise device.cpu_devices"
+        )
+    if -1 in trainer.values():
+        trainer_count = _largest_multiple(count - sampler_count, trainer_count)
+    elif -1 in sampler.values():
+        sampler_count = _largest_multiple(count - trainer_count, sampler_count)
+    return list(devices[:trainer_count]), list(devices[trainer_count : trainer_count + sampler_count])
+
+
+def _largest_multiple(available: int, of: int) -> int:
+    return available // of * of
+
+
+def check_divides(
+    mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], what: str, rules: Rules = RULES
+) -> None:
+    """Refuses (UserError) an array of this shape that the mesh cannot split evenly, naming dimension and mesh axes."""
+    for axis, size in zip(axes, shape, strict=True):
+        parts = {name: mesh.shape[name] for name in _mesh_axes(rules[axis] if axis is not None else None)}
+        if size % math.prod(parts.values()):
+            raise UserError(
+                f"{what}: {axis} {size} does not divide over {_product(parts)}; "
+                f"use a multiple of {math.prod(parts.values())}, or a smaller mesh axis"
+            )
+
+
+def param_shardings(mesh: Mesh, logical_axes: Any, abstract: Any, rules: Rules = RULES) -> Any:
+    """A tree of NamedSharding for the tree `abstract` (anything with shapes), whose dimensions `logical_axes` names.
+
+    Raises UserError naming the leaf and dimension if the mesh does not divide it.
+    """
+
+    def place(path, leaf, axes):
+        check_divides(mesh, axes, leaf.shape, jax.tree_util.keystr(path, simple=True, separator="."), rules)
+        return NamedSharding(mesh, spec(axes, rules))
+
+    return jax.tree_util.tree_map_with_path(place, abstract, logical_axes)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of an array that every device of the mesh holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
+    """The sharding of [..., B, T] arrays: rows over the batch axes, `leading` dimensions before them whole."""
+    return NamedSharding(mesh, spec((*(None,) * leading, "batch", None)))

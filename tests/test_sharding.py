@@ -1,0 +1,110 @@
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxrl_llm.sharding import RULES, make_mesh, param_shardings, spec, split_devices
+from jaxrl_llm.types import UserError
+
+D8 = list(range(8))
+
+
+def test_the_table_places_every_logical_axis():
+    assert spec(("batch", None)) == PartitionSpec(("data", "fsdp"), None)
+    assert spec(("layers", "embed", "heads", "head_dim")) == PartitionSpec(None, "fsdp", "tensor", None)
+    assert spec(("vocab", "embed")) == PartitionSpec("tensor", "fsdp")
+    assert spec(("layers", "mlp", "embed")) == PartitionSpec(None, "tensor", "fsdp")
+    assert spec(("norm",)) == PartitionSpec(None)
+
+
+def test_an_axis_without_a_rule_is_refused():
+    with pytest.raises(UserError, match=r"\['time'\] have no sharding rule.*'batch'"):
+        spec(("batch", "time"))
+
+
+def test_a_mesh_axis_used_twice_is_refused_with_both_names():
+    with pytest.raises(UserError, match="mesh axis 'tensor' would split both heads and mlp"):
+        spec(("heads", "mlp"))
+    with pytest.raises(UserError, match="mesh axis 'fsdp' would split both batch and embed"):
+        spec(("batch", "embed"))
+
+
+def test_a_mesh_has_every_axis_and_fills_in_what_is_left(cpu_devices):
+    mesh = make_mesh({"fsdp": -1, "tensor": 2}, cpu_devices)
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 4, "tensor": 2}
+    assert set(mesh.axis_types) == {AxisType.Auto}
+    assert dict(make_mesh({}, cpu_devices[3:4]).shape) == {"data": 1, "fsdp": 1, "tensor": 1}
+    assert set(make_mesh({"data": 2}, cpu_devices[6:]).devices.flat) == set(cpu_devices[6:])
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"expert": 2}, r"unknown axes \['expert'\]; the known ones are \['data', 'fsdp', 'tensor'\]"),
+        ({"data": 0}, "axis data the size 0"),
+        ({"data": -2}, "axis data the size -2"),
+        ({"data": -1, "fsdp": -1}, "more than one axis of size -1"),
+        ({"data": -1, "tensor": 3}, "does not divide 8 devices; the fixed axes take 3"),
+        ({"data": 2, "tensor": 2}, "mesh data 2 x tensor 2 has 4 places for 8 devices"),
+        ({"data": 16}, "has 16 places for 8 devices"),
+    ],
+)
+def test_a_mesh_that_cannot_be_made_says_why(axes, message, cpu_devices):
+    with pytest.raises(UserError, match=message):
+        make_mesh(axes, cpu_devices)
+
+
+def test_parameters_are_placed_and_checked(cpu_devices):
+    mesh = make_mesh({"fsdp": 4, "tensor": 2}, cpu_devices)
+    axes = {"embed": ("vocab", "embed"), "layers": {"k": ("layers", "embed", "kv_heads", "head_dim")}}
+    abstract = {
+        "embed": jax.ShapeDtypeStruct((6, 8), np.float32),
+        "layers": {"k": jax.ShapeDtypeStruct((1, 8, 2, 3), np.float32)},
+    }
+    placed = param_shardings(mesh, axes, abstract)
+    assert placed == {
+        "embed": NamedSharding(mesh, PartitionSpec("tensor", "fsdp")),
+        "layers": {"k": NamedSharding(mesh, PartitionSpec(None, "fsdp", "tensor", None))},
+    }
+    abstract["layers"]["k"] = jax.ShapeDtypeStruct((1, 8, 3, 3), np.float32)
+    with pytest.raises(UserError, match=r"layers\.k: kv_heads 3 does not divide over tensor 2; use a multiple of 2"):
+        param_shardings(mesh, axes, abstract)
+
+
+def test_the_sampler_takes_the_devices_after_the_trainers():
+    assert split_devices(D8, {"fsdp": 4}, {"tensor": 2}) == ([0, 1, 2, 3], [4, 5])
+    assert split_devices(D8, {"fsdp": -1}, {"data": 2}) == ([0, 1, 2, 3, 4, 5], [6, 7])
+    assert split_devices(D8, {"fsdp": -1, "tensor": 4}, {"data": 2}) == ([0, 1, 2, 3], [4, 5])
+    assert split_devices(D8, {"data": 6}, {"data": -1}) == ([0, 1, 2, 3, 4, 5], [6, 7])
+
+
+def test_a_single_device_is_shared():
+    assert split_devices([5], {"data": 1}, {"data": 1}) == ([5], [5])
+    assert split_devices([5], {"data": -1}, {"data": 1}) == ([5], [5])
+
+
+@pytest.mark.parametrize(
+    ("count", "trainer", "sampler", "message"),
+    [
+        (
+            1,
+            {"data": 2},
+            {"data": 1},
+            r"train.mesh \(data 2\) needs 2 devices and sampler.mesh \(data 1\) 1, but there are 1",
+        ),
+        (2, {"data": 2}, {"data": 1}, "but there are 2; make a mesh smaller"),
+        (2, {"data": -1, "tensor": 2}, {"data": 1}, "but there are 2"),
+        (8, {"data": -1}, {"data": -1}, "only one can take what is left"),
+        (8, {"context": 2}, {"data": 1}, r"train.mesh has unknown axes \['context'\]"),
+        (8, {"data": 2}, {"data": 0}, "sampler.mesh gives axis data the size 0"),
+    ],
+)
+def test_a_split_that_cannot_be_made_says_why(count, trainer, sampler, message):
+    with pytest.raises(UserError, match=message):
+        split_devices(D8[:count], trainer, sampler)
+
+
+def test_every_rule_names_mesh_axes_that_exist(cpu_devices):
+    mesh = make_mesh({"data": -1}, cpu_devices)
+    for axis in RULES:
+        NamedSharding(mesh, spec((axis,)))
