@@ -3,10 +3,10 @@
 Suffixes: S slots, P prompts of one prefill, T positions of a padded prompt, V vocabulary, D decode steps.
 """
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import flax.struct
@@ -20,7 +20,14 @@ from jaxrl_llm import sharding
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.losses.logprobs import HIGHEST, Precision, project_f32
 from jaxrl_llm.models.kv_cache import KVCache, empty_cache
-from jaxrl_llm.models.transformer import abstract_params, decode, forward_with_kv, head_weight, logical_axes
+from jaxrl_llm.models.transformer import (
+    abstract_params,
+    decode,
+    forward_with_kv,
+    head_weight,
+    logical_axes,
+    unstack_layers,
+)
 from jaxrl_llm.sampler.jetstream import Engine, ResultTokens, tokenizer_pb2
 from jaxrl_llm.sampler.sampling import request_keys, sample, token_keys
 from jaxrl_llm.types import Params, UserError
@@ -30,7 +37,7 @@ from jaxrl_llm.types import Params, UserError
 _PREFILL_TOKENS = 64
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class SlotSampling:
     """How one slot samples; the defaults are greedy to the engine's limit (`max_new_tokens` None)."""
 
@@ -134,6 +141,8 @@ class PolicyEngine(Engine):
       dtype: of the engine's copy of the weights and of the cache.
       head_precision: of the head's float32 product; the trainer must use the same.
       tokenizer_path: what `get_tokenizer` tells JetStream's server.
+      unstack: keep each layer's weights in buffers of their own (`models.transformer.unstack_layers`); by default
+        on CPU only, where it is a third faster.
 
     Raises UserError if slots or heads do not divide over the mesh, if a prompt and its completion do not fit the
     model's context, or if `eos_id` is no token.
@@ -155,6 +164,7 @@ class PolicyEngine(Engine):
         dtype: Any = "float32",
         head_precision: Precision = HIGHEST,
         tokenizer_path: str = "",
+        unstack: bool | None = None,
     ):
         sharding.check_divides(mesh, ("heads", "kv_heads"), (model.heads, model.kv_heads), "sampler.mesh")
         if slots % mesh.shape["data"]:
@@ -199,14 +209,11 @@ class PolicyEngine(Engine):
         self._state_shardings = DecodeState(
             cache=KVCache(k=cache, v=cache),
             version=whole,
-            **dict.fromkeys(
-                ("tokens_S", "positions_S", "generated_S", "limits_S", "temperatures_S", "keys_S")
-                + ("active_S", "fresh_S", "first_logprobs_S", "first_versions_S"),
-                per_slot,
-            ),
+            **{f.name: per_slot for f in dataclasses.fields(DecodeState) if f.name.endswith("_S")},
         )
         states = self._state_shardings
-        self._copy_jit = jax.jit(self._copy, out_shardings=self._param_shardings)
+        self._unstack = mesh.devices.flat[0].platform == "cpu" if unstack is None else unstack
+        self._copy_jit = jax.jit(self._copy, out_shardings=self._loaded_shardings())
         self._init_jit = jax.jit(self._init, out_shardings=states)
         self._prefill_jit = jax.jit(self._prefill, out_shardings=self._prefix_shardings, static_argnames="rows")
         self._insert_jit = jax.jit(self._insert, out_shardings=states, donate_argnums=1)
@@ -265,7 +272,17 @@ class PolicyEngine(Engine):
         return self._copy_jit(jax.device_put(params, self._param_shardings))
 
     def _copy(self, params: Params) -> Params:
-        return jax.tree.map(lambda x: jnp.array(x, self.dtype, copy=True), params)
+        params = jax.tree.map(lambda x: jnp.array(x, self.dtype, copy=True), params)
+        return unstack_layers(params) if self._unstack else params
+
+    def _loaded_shardings(self) -> Params:
+        if not self._unstack:
+            return self._param_shardings
+        # Layers stay whole on their stacking axis, so one layer's partition is the rest of the stack's.
+        layer = jax.tree.map(
+            lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), self._param_shardings["layers"]
+        )
+        return {**self._param_shardings, "layers": (layer,) * self.model.layers}
 
     def device_version(self, version: int) -> Array:
         """A version number where decode states and prefixes keep it: an array, so that a new one compiles nothing."""
@@ -307,9 +324,7 @@ class PolicyEngine(Engine):
             raise UserError(f"a prompt has {length} tokens; this engine takes 1 to {self.max_prompt_tokens}")
         version = self.device_version(0) if version is None else version
         prefix = self.prefill_many(params, [np.asarray(padded_tokens)[:length]], version, rows=1)
-        table = np.zeros((1, 8), np.int32)
-        self._fill(table, 0, 0, sampling)
-        return prefix, _result(self._first_jit(prefix, table), steps=1)
+        return prefix, _result(self._first_jit(prefix, self._table([(0, 0, sampling)], rows=1)), steps=1)
 
     def _prefill(
         self, params: Params, tokens_PT: Array, lengths_P: Array, prompts: Array, version: Array, *, rows: int
@@ -400,17 +415,22 @@ class PolicyEngine(Engine):
 
         Samples each entry's first token. Only the slots named are written.
         """
-        table = np.zeros((self.slots, 8), np.int32)
-        for index, (slot, row, sampling) in enumerate(entries):
-            self._fill(table, slot, row, sampling)
-            table[index, _ORDER] = slot
-        return self._insert_jit(prefix, decode_state, table)
+        return self._insert_jit(prefix, decode_state, self._table(entries, self.slots))
 
-    def _fill(self, table: np.ndarray, slot: int, row: int, sampling: SlotSampling) -> None:
-        limit = self.max_new_tokens if sampling.max_new_tokens is None else sampling.max_new_tokens
-        bits = np.array([sampling.seed, sampling.stream, sampling.sibling], np.uint32).view(np.int32)
-        temperature = np.float32(sampling.temperature).view(np.int32)
-        table[slot, :_ORDER] = (1, row, *bits, limit, temperature)
+    def _table(self, entries: Sequence[tuple[int, int, SlotSampling]], rows: int) -> np.ndarray:
+        table = np.zeros((rows, 8), np.int32)
+        slots = [slot for slot, _, _ in entries]
+        table[slots, _PRESENT] = 1
+        table[slots, _SOURCE] = [row for _, row, _ in entries]
+        samplings = [sampling for _, _, sampling in entries]
+        keys = np.array([(s.seed, s.stream, s.sibling) for s in samplings], np.uint32).view(np.int32)
+        table[slots, _SEED : _SIBLING + 1] = keys
+        table[slots, _LIMIT] = [
+            self.max_new_tokens if s.max_new_tokens is None else s.max_new_tokens for s in samplings
+        ]
+        table[slots, _TEMPERATURE] = np.array([s.temperature for s in samplings], np.float32).view(np.int32)
+        table[: len(slots), _ORDER] = slots
+        return table
 
     def _sample_first(self, prefix: Prefix, table: Array) -> tuple[Array, Array, Array, Array]:
         """Keys, temperatures, first tokens and their log-probabilities of a table's rows."""
@@ -478,7 +498,7 @@ class PolicyEngine(Engine):
     # Decoding.
 
     def generate(self, params: Params, decode_state: DecodeState) -> tuple[DecodeState, PolicyResultTokens]:
-        """Up to `decode_steps` tokens for every active slot, and the first tokens of slots inserted since the last call.
+        """Up to `decode_steps` tokens for every active slot, and the first tokens of newly inserted slots.
 
         `params` come from `load_params`; passing another version's is all that a weight swap is.
         """

@@ -59,17 +59,18 @@ def sample(
     S, V = logits_SV.shape
     W = _block_width(V)
     greedy_S = temperature_S == 0
-    scaled_SV = logits_SV.astype(jnp.float32) / jnp.where(greedy_S, 1.0, temperature_S)[:, None]
-    scaled_SBW = jnp.pad(scaled_SV, ((0, 0), (0, -V % W)), constant_values=-jnp.inf).reshape(S, -1, W)
+    divisor_S1 = jnp.where(greedy_S, 1.0, temperature_S)[:, None]
+    logits_SBW = jnp.pad(logits_SV, ((0, 0), (0, -V % W)), constant_values=-jnp.inf).reshape(S, -1, W)
     uniform_S2 = jax.vmap(lambda key: jax.random.uniform(key, (2,), jnp.float32))(keys_S)
 
-    peak_SB = jnp.max(scaled_SBW, axis=-1)
-    peak_S = jnp.max(peak_SB, axis=-1)
-    mass_SB = jnp.sum(jnp.exp(scaled_SBW - peak_S[:, None, None]), axis=-1)
-    log_total_S = peak_S + jnp.log(jnp.sum(mass_SB, axis=-1))
+    # Reductions read the logits themselves, so that no scaled copy of [S, V] is ever written.
+    peak_SB = jnp.max(logits_SBW, axis=-1) / divisor_S1
+    peak_S1 = jnp.max(peak_SB, axis=-1, keepdims=True)
+    mass_SB = jnp.sum(jnp.exp(logits_SBW / divisor_S1[:, :, None] - peak_S1[:, :, None]), axis=-1)
+    log_total_S = peak_S1[:, 0] + jnp.log(jnp.sum(mass_SB, axis=-1))
 
     block_S = jnp.where(greedy_S, jnp.argmax(peak_SB, axis=-1), _pick(mass_SB, uniform_S2[:, 0]))
-    inside_SW = jnp.take_along_axis(scaled_SBW, block_S[:, None, None], axis=1)[:, 0]
+    inside_SW = jnp.take_along_axis(logits_SBW, block_S[:, None, None], axis=1)[:, 0] / divisor_S1
     # Relative to the block's own peak: a light block underflows against the whole vocabulary's.
     mass_SW = jnp.exp(inside_SW - jnp.max(inside_SW, axis=-1, keepdims=True))
     place_S = jnp.where(greedy_S, jnp.argmax(inside_SW, axis=-1), _pick(mass_SW, uniform_S2[:, 1]))

@@ -100,15 +100,17 @@ class Scheduler:
         Requests with equal prompts that stand together in the queue are prefilled once.
         Raises UserError on the first request the engine cannot serve; none of the call's requests is queued then.
         """
+        prompts = {id(r.tokens_T): r.tokens_T for r in requests}  # siblings usually share the very array
+        checked = {key: self._checked_prompt(prompt) for key, prompt in prompts.items()}
         for request in requests:
-            self._check(request)
-        waiting = [_Waiting(next(self._ids), r, np.asarray(r.tokens_T, np.int32).tobytes()) for r in requests]
+            self._check_sampling(request)
+        waiting = [_Waiting(next(self._ids), r, checked[id(r.tokens_T)]) for r in requests]
         self._queue.extend(waiting)
         self._count(requests_submitted=len(waiting))
         return [w.id for w in waiting]
 
-    def _check(self, request: SampleRequest) -> None:
-        engine, tokens = self.engine, np.asarray(request.tokens_T)
+    def _checked_prompt(self, prompt: np.ndarray) -> bytes:
+        engine, tokens = self.engine, np.asarray(prompt)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
             raise UserError(f"a prompt must be a flat array of integer ids, not {tokens.dtype} {tokens.shape}")
         if not 1 <= len(tokens) <= engine.max_prompt_tokens:
@@ -119,10 +121,13 @@ class Scheduler:
         if tokens.min() < 0 or tokens.max() >= engine.model.vocab_size:
             bad = tokens[(tokens < 0) | (tokens >= engine.model.vocab_size)][0]
             raise UserError(f"a prompt holds the id {bad}, outside the vocabulary of {engine.model.vocab_size} tokens")
-        if not 1 <= request.max_new_tokens <= engine.max_new_tokens:
+        return tokens.astype(np.int32).tobytes()
+
+    def _check_sampling(self, request: SampleRequest) -> None:
+        if not 1 <= request.max_new_tokens <= self.engine.max_new_tokens:
             raise UserError(
-                f"max_new_tokens is {request.max_new_tokens}; the sampler's slots hold 1 to {engine.max_new_tokens} "
-                f"(rollout.max_new_tokens)"
+                f"max_new_tokens is {request.max_new_tokens}; the sampler's slots hold 1 to "
+                f"{self.engine.max_new_tokens} (rollout.max_new_tokens)"
             )
         # Below this, logits divided by the temperature may overflow float32.
         if request.temperature != 0 and not 1e-6 <= request.temperature < math.inf:
