@@ -22,7 +22,7 @@ def _structure(segment_ids: Array | None, num_segments: int | None) -> tuple[Arr
         return None
     if segment_ids is None or num_segments is None:
         raise ValueError(f"packed rows need segment_ids and a static num_segments; num_segments is {num_segments}")
-    return segment_ids, num_segments
+    return jnp.asarray(segment_ids), num_segments
 
 
 def sequence_sum(
