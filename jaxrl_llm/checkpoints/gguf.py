@@ -1,6 +1,7 @@
 """A policy's shape and weights from a GGUF file of the llama architecture."""
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def _read_shape(file: GgufFile) -> dict[str, Any]:
         value = file.metadata.get(f"llama.{key}", default)
         if value is None:
             raise UserError(f"{file.path}: llama.{key} is missing")
-        if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
+        if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < math.inf:
             raise UserError(f"{file.path}: llama.{key} is {value!r}; one positive {kind.__name__} is wanted")
         # The file holds float32: its shortest decimal is what the model's author wrote.
         return float(str(np.float32(value))) if kind is float else value

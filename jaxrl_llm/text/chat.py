@@ -53,10 +53,7 @@ def _render_around(tokenizer: Tokenizer, user_text: str) -> tuple[str, str, str]
         "bos_token": names.get(tokenizer.bos_id, ""),
         "eos_token": names.get(tokenizer.eos_id, ""),
     }
-    # A mark that the user's text does not hold shows where the template puts the text.
-    mark = "\ue000"
-    while mark in user_text:
-        mark += "\ue000"
+    mark = "\ue000"  # rendered in place of the text, it shows where the template puts it
     try:
         template = _compile(source)
         rendered = template.render(messages=[{"role": "user", "content": user_text}], **variables)
@@ -65,7 +62,7 @@ def _render_around(tokenizer: Tokenizer, user_text: str) -> tuple[str, str, str]
         raise UserError(f"the model's chat template cannot be rendered: {error}") from error
     before, found, after = marked.partition(mark)
     for text in (user_text, user_text.strip()):  # some templates trim the message
-        if found and mark not in after and rendered == before + text + after:
+        if found and rendered == before + text + after:
             return before, text, after
     raise UserError("the model's chat template rewrites the user's message, which is not supported; set it to none")
 

@@ -35,7 +35,6 @@ class SentencePieceTokenizer:
         """
         if not model:  # the library takes an empty model for none at all
             raise UserError(f"{source}: empty, not a SentencePiece model")
-        sentencepiece.set_min_log_level(_ERRORS_ONLY)
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
@@ -139,7 +138,7 @@ def build_sentencepiece(
         vocab_size=vocab_size,
         hard_vocab_limit=False,
         character_coverage=1.0,
-        max_sentence_length=max(len(line.encode()) for line in kept) + 1,  # a longer line would be left out
+        max_sentence_length=max(10, *(len(line.encode()) + 1 for line in kept)),  # a longer one would be left out
         normalization_rule_name="identity",
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,

@@ -12,6 +12,7 @@ from pathlib import Path
 import xllamacpp
 
 from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
+from jaxrl_llm.text.chat import render_prompt_ids
 from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer
 
 OUT = Path(__file__).parents[1] / "data" / "smollm2_tokens.json"
@@ -95,12 +96,22 @@ def main() -> None:
     params.warmup = False
     server = xllamacpp.Server(params)  # on a free port of the loopback interface
 
-    def theirs(text: str) -> list[int]:
-        body = json.dumps({"content": text, "add_special": False, "parse_special": False}).encode()
+    def ask(method: str, **body) -> dict:
         request = urllib.request.Request(
-            f"{server.listening_address}/tokenize", data=body, headers={"Content-Type": "application/json"}
+            f"{server.listening_address}/{method}",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
         )
-        return json.load(urllib.request.urlopen(request))["tokens"]
+        return json.load(urllib.request.urlopen(request))
+
+    def theirs(text: str, *, parse_special: bool = False) -> list[int]:
+        return ask("tokenize", content=text, add_special=False, parse_special=parse_special)["tokens"]
+
+    for text in ("What is the capital of France?", "37 + 25 =", "\n\n 1"):
+        chat = ask("apply-template", messages=[{"role": "user", "content": text}])["prompt"]
+        if render_prompt_ids(ours, text, "chatml") != theirs(chat, parse_special=True):
+            raise SystemExit(f"the chat prompt of {text!r} differs from {chat!r}")
+    print("3 chat prompts are equal")
 
     texts = strings()
     pairs = {text: theirs(text) for text in texts}
