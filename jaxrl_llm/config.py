@@ -90,8 +90,9 @@ class TokenizerConfig(Section):
     vocab_size: Int = Field(
         64, gt=8, description="size of a SentencePiece vocabulary built by the project (an upper bound)"
     )
-    chat_template: Literal["none", "chatml"] = Field(
-        "none", description="none: the prompt's text as it is; chatml: one user turn and the assistant's header"
+    chat_template: Literal["none", "model", "chatml"] = Field(
+        "none",
+        description="none: the prompt's text as it is; model: the template in the model's file; chatml: plain ChatML, one user turn and the assistant's header, no system message",
     )
 
 

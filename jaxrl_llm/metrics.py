@@ -1,4 +1,4 @@
-"""The run directory's records: metrics.jsonl, eval.jsonl, samples.jsonl, TensorBoard events, state.json."""
+"""The run directory's records: sft.jsonl, metrics.jsonl, eval.jsonl, samples.jsonl, TensorBoard events, state.json."""
 
 import fcntl
 import json
@@ -54,9 +54,11 @@ class RunLog:
     def __init__(self, run_dir: Path, *, resume_step: int):
         self._dir = run_dir
         self._files = {}
-        for name in ("metrics", "eval", "samples"):
+        for name in ("sft", "metrics", "eval", "samples"):
             path = run_dir / f"{name}.jsonl"
-            kept = [line for line, record in read_records(path) if record["step"] <= resume_step]
+            # The warm-up has steps of its own; it is over once there is any checkpoint.
+            until = (math.inf if resume_step >= 0 else -1) if name == "sft" else resume_step
+            kept = [line for line, record in read_records(path) if record["step"] <= until]
             temporary = path.with_name(path.name + ".tmp")
             temporary.write_text("".join(kept))
             os.replace(temporary, path)
@@ -66,6 +68,9 @@ class RunLog:
     def step(self, record: Mapping[str, Any]) -> None:
         self._append("metrics", record)
         self._scalars("train", record)
+
+    def supervised(self, record: Mapping[str, Any]) -> None:
+        self._append("sft", record)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         self._append("eval", record)

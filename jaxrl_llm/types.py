@@ -25,6 +25,10 @@ class UserError(ValueError):
     """
 
 
+class RunFailedError(RuntimeError):
+    """A run that cannot go on; what it has produced is kept. The command line exits with status 1."""
+
+
 @dataclass(frozen=True)
 class PromptTask:
     """One prompt and what its reward needs to know.

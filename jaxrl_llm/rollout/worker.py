@@ -23,7 +23,10 @@ class Scheduler(Protocol):
 
     def step(self) -> list[tuple[int, Completion]]: ...
 
-    def update_weights(self, params: Params, version: int) -> None: ...
+    def swap(self, loaded: Params, version: int) -> None: ...
+
+    @property
+    def version(self) -> int: ...
 
     @property
     def idle(self) -> bool: ...
@@ -52,7 +55,6 @@ class RolloutWorker:
         self._scheduler, self._board, self._slots, self._issuer = scheduler, board, slots, issuer
         self._environment, self._group_size = environment, group_size
         self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
-        self._version = -1
         self._pending: dict[int, tuple[int, int]] = {}  # request -> (group, sibling)
         self._tasks: dict[int, PromptTask] = {}
         self._siblings: dict[int, dict[int, Episode]] = {}
@@ -120,17 +122,15 @@ class RolloutWorker:
                 self._changed.notify_all()
 
     def _swap_weights(self) -> None:
-        weights = self._board.newer_than(self._version)
+        weights = self._board.newer_than(self._scheduler.version)
         if weights is not None:
-            self._scheduler.update_weights(weights.params, weights.version)
-            self._version = weights.version
+            self._scheduler.swap(weights.params, weights.version)
             self._slots.release(weights.version)
 
     def _admit(self) -> None:
         requests: list[SampleRequest] = []
         owners: list[tuple[int, int]] = []
-        # Nothing is sampled before the first weights have come.
-        while self._version >= 0 and not self._exhausted and self._slots.free:
+        while not self._exhausted and self._slots.free:
             issued = self._issuer.take()
             if issued is None:
                 with self._changed:
@@ -152,7 +152,7 @@ class RolloutWorker:
 
     def _wait_for_weights(self) -> None:
         started = time.monotonic()
-        self._board.wait_newer_than(self._version)
+        self._board.wait_newer_than(self._scheduler.version)
         with self._changed:
             self._wait_s += time.monotonic() - started
 

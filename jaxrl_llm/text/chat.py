@@ -9,24 +9,32 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.types import UserError
 
+ChatTemplate = Literal["none", "model", "chatml"]
 
-def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: Literal["none", "chatml"]) -> list[int]:
+# ChatML without a system message, for models that were trained on ChatML: the shortest prompt they understand.
+_PLAIN_CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: ChatTemplate) -> list[int]:
     """Token ids of a prompt.
 
-    "none": the text as it is, after the begin-of-sequence token if the tokenizer asks for one. "chatml": one user
-    turn and the assistant's header, exactly as the model's own template writes them (a default system message and a
-    begin-of-sequence token included, if it has them), with nothing added.
+    "none": the text as it is, after the begin-of-sequence token if the tokenizer asks for one. "model": one user turn
+    and the assistant's header, exactly as the model's own template writes them (a default system message and a
+    begin-of-sequence token included, if it has them). "chatml": the same in plain ChatML, without a system message.
 
     Special tokens in the template become their ids; the user's text is never searched for them. Text is encoded
-    across the border between template and user text, as in training. Raises UserError if the tokenizer has no ChatML
-    template, or for a character that it cannot encode.
+    across the border between template and user text, as in training. Raises UserError if the tokenizer has no
+    template or lacks ChatML's special tokens, or for a character that it cannot encode.
     """
     if template == "none":
         bos = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
         return bos + tokenizer.encode(user_text)
-    if template != "chatml":
-        raise UserError(f"tokenizer.chat_template {template!r} is not known; give one of: none, chatml")
-    before, text, after = _render_around(tokenizer, user_text)
+    before, text, after = _render_around(tokenizer, user_text, _source(tokenizer, template))
     ids: list[int] = []
     pending = ""  # ordinary text not yet encoded, so that the user's text joins the template's on both sides
     for part, trusted in ((before, True), (text, False), (after, True)):
@@ -39,14 +47,24 @@ def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: Literal["n
     return ids + tokenizer.encode(pending)
 
 
-def _render_around(tokenizer: Tokenizer, user_text: str) -> tuple[str, str, str]:
-    """The rendered chat in three parts: template, the user's text as the template writes it, template."""
-    source = tokenizer.chat_template
-    if source is None or "<|im_start|>" not in source:
+def _source(tokenizer: Tokenizer, template: ChatTemplate) -> str:
+    """The Jinja text of a template."""
+    if template == "chatml":
+        for special in ("<|im_start|>", "<|im_end|>"):
+            tokenizer.token_id(special)  # refuses a tokenizer that would spell it out
+        return _PLAIN_CHATML
+    if template != "model":
+        raise UserError(f"tokenizer.chat_template {template!r} is not known; give one of: none, model, chatml")
+    if tokenizer.chat_template is None:
         raise UserError(
-            "tokenizer.chat_template is chatml, but the tokenizer brings no ChatML template; set it to none, or take "
-            "the tokenizer from a model that has one"
+            "tokenizer.chat_template is model, but the tokenizer brings no template; set it to none, or take the "
+            "tokenizer from a model that has one"
         )
+    return tokenizer.chat_template
+
+
+def _render_around(tokenizer: Tokenizer, user_text: str, source: str) -> tuple[str, str, str]:
+    """The rendered chat in three parts: template, the user's text as the template writes it, template."""
     names: dict[int | None, str] = {i: name for name, i in tokenizer.special_tokens.items()}
     variables = {
         "add_generation_prompt": True,

@@ -4,7 +4,8 @@ Suffixes as in types.py; arrays of one microbatch are [B T].
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import flax.struct
 import jax
@@ -129,8 +130,12 @@ def _totals(
 class TrainStep:
     """`step(state, batch) -> (state, metrics)`; see `make_train_step`. `jitted` is for lowering and inspection."""
 
-    jitted: jax.stages.Wrapped
+    jitted: jax.stages.Wrapped | jax.stages.Compiled
     mesh: Mesh
+
+    def compiled(self, state: TrainState, batch: TrainBatch) -> "TrainStep":
+        """The step compiled for these shapes now (abstract values will do), so that no training step pays for it."""
+        return replace(self, jitted=self.jitted.lower(state, batch).compile())
 
     def __call__(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Raises UserError before anything is compiled if the mesh does not divide the rows."""
@@ -165,8 +170,9 @@ def make_train_step(
     """
     abstract = abstract_state(model, optimizer, mesh=mesh)
     shardings = shardings_of(abstract)
-    rows = rows_sharding(mesh, leading=1)
-    batch_shardings = TrainBatch(**dict.fromkeys(_ROW_FIELDS, rows), microbatches=replicated(mesh))
+    rows: Any = rows_sharding(mesh, leading=1)
+    whole: Any = replicated(mesh)
+    batch_shardings = TrainBatch(**dict.fromkeys(_ROW_FIELDS, rows), microbatches=whole)
     optimizer = optax.with_extra_args_support(optimizer)
 
     def microbatch_loss(params: Params, micro: dict[str, Array]) -> tuple[Array, _Totals]:
@@ -229,7 +235,7 @@ def make_train_step(
         train_step,
         donate_argnums=0,
         in_shardings=(shardings, batch_shardings),
-        out_shardings=(shardings, replicated(mesh)),
+        out_shardings=(shardings, whole),
     )
     return TrainStep(jitted=jitted, mesh=mesh)
 

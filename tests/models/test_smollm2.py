@@ -64,7 +64,7 @@ def test_logits_match_the_reference_at_every_stored_position(reference, logits_N
 
 
 def test_the_model_names_the_capital_of_france(reference, tokenizer, logits_ND):
-    prompt = render_prompt_ids(tokenizer, "What is the capital of France?", "chatml")
+    prompt = render_prompt_ids(tokenizer, "What is the capital of France?", "model")
     np.testing.assert_array_equal(prompt, reference["tokens"][: reference["lengths"][0]])
     greedy = logits_ND[len(reference["position"]) :].argmax(-1)
     np.testing.assert_array_equal(greedy, reference["greedy"])

@@ -109,7 +109,7 @@ def main() -> None:
 
     for text in ("What is the capital of France?", "37 + 25 =", "\n\n 1"):
         chat = ask("apply-template", messages=[{"role": "user", "content": text}])["prompt"]
-        if render_prompt_ids(ours, text, "chatml") != theirs(chat, parse_special=True):
+        if render_prompt_ids(ours, text, "model") != theirs(chat, parse_special=True):
             raise SystemExit(f"the chat prompt of {text!r} differs from {chat!r}")
     print("3 chat prompts are equal")
 

@@ -26,7 +26,7 @@ class ScriptedScheduler:
     """Finishes one request per step, newest first, so that groups come back out of order."""
 
     def __init__(self, break_at=None):
-        self.queue, self.version, self.submitted, self.break_at = [], -1, [], break_at
+        self.queue, self.version, self.submitted, self.break_at = [], 0, [], break_at
 
     def submit(self, requests):
         ids = list(range(len(self.submitted), len(self.submitted) + len(requests)))
@@ -42,7 +42,7 @@ class ScriptedScheduler:
         versions = np.array([self.version], np.int32)
         return [(request, Completion(tokens, np.array([-0.5], np.float32), versions, "stop"))]
 
-    def update_weights(self, params, version):
+    def swap(self, params, version):
         assert version > self.version
         self.version = version
 
@@ -81,7 +81,6 @@ def train_step(worker, board, slots, issuer, step):
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 def test_lag_never_exceeds_the_bound_and_groups_come_in_issue_order(max_lag):
     worker, board, slots, issuer, _scheduler = make(max_lag=max_lag)
-    board.publish(PolicyWeights(0, None))
     worker.start()
     seen, lags = [], []
     for step in range(12):
@@ -100,7 +99,6 @@ def test_lag_never_exceeds_the_bound_and_groups_come_in_issue_order(max_lag):
 
 def test_every_sibling_has_its_own_random_stream():
     worker, board, slots, issuer, scheduler = make(max_lag=0)
-    board.publish(PolicyWeights(0, None))
     worker.start()
     for step in range(3):
         train_step(worker, board, slots, issuer, step)
@@ -111,8 +109,7 @@ def test_every_sibling_has_its_own_random_stream():
 
 
 def test_a_failure_of_the_sampling_thread_reaches_the_trainer():
-    worker, board, *_ = make(max_lag=0, scheduler=ScriptedScheduler(break_at=1))
-    board.publish(PolicyWeights(0, None))
+    worker, _board, *_ = make(max_lag=0, scheduler=ScriptedScheduler(break_at=1))
     worker.start()
     with pytest.raises(RuntimeError, match="sampling thread failed") as error:
         worker.next_groups(P)
@@ -120,16 +117,17 @@ def test_a_failure_of_the_sampling_thread_reaches_the_trainer():
     worker.stop()
 
 
-def test_stop_before_any_weights_does_not_hang():
-    worker, *_ = make(max_lag=0)
+def test_stop_while_waiting_for_weights_does_not_hang():
+    worker, _, slots, *_ = make(max_lag=0)
     worker.start()
+    assert len(worker.next_groups(P)) == P  # every slot is used: the thread waits for the trainer
+    assert slots.free == 0
     worker.stop()
 
 
 def test_retired_prompts_are_never_issued_again_and_the_run_ends_when_none_is_left():
     # Every prompt is right once in three, so 1/3 retires each after its first group: 6 prompts, then nothing.
     worker, board, slots, issuer, _ = make(max_lag=0, n=6, retire_at=0.33)
-    board.publish(PolicyWeights(0, None))
     worker.start()
     issued = []
     for step in range(4):
@@ -142,7 +140,6 @@ def test_retired_prompts_are_never_issued_again_and_the_run_ends_when_none_is_le
 
 def test_resume_issues_the_groups_in_flight_again_once_and_loses_no_prompt():
     worker, board, slots, issuer, _ = make(max_lag=2)
-    board.publish(PolicyWeights(0, None))
     worker.start()
     first = [g for step in range(2) for g in train_step(worker, board, slots, issuer, step)[0]]
     worker.stop()
@@ -150,7 +147,7 @@ def test_resume_issues_the_groups_in_flight_again_once_and_loses_no_prompt():
     in_flight = [group for group, _ in state["ledger"]["in_flight"]]
     assert in_flight  # the sampler ran ahead
     again, board, slots, issuer, scheduler = make(max_lag=2, restore=state)
-    board.publish(PolicyWeights(2, None))
+    scheduler.version = 2
     again.start()
     rest = [g for step in range(2, 10) for g in train_step(again, board, slots, issuer, step)[0]]
     again.stop()

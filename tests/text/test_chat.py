@@ -18,7 +18,7 @@ def make(metadata):
     return make
 
 
-def test_chatml_is_the_models_template_with_its_system_message(make):
+def test_model_is_the_files_own_template_with_its_system_message(make):
     tokenizer = make()
     text = tokenizer.encode
     expected = [
@@ -26,7 +26,7 @@ def test_chatml_is_the_models_template_with_its_system_message(make):
         *(BOS, *text("user\n37 + 25 ="), EOS, *text("\n")),
         *(BOS, *text("assistant\n")),
     ]
-    assert render_prompt_ids(tokenizer, "37 + 25 =", "chatml") == expected
+    assert render_prompt_ids(tokenizer, "37 + 25 =", "model") == expected
 
 
 def test_none_is_the_text_itself(make):
@@ -44,7 +44,7 @@ def test_the_begin_of_sequence_token_comes_once(make):
     # A template brings its own.
     template = "{{ bos_token }}{{ messages[0]['content'] }}{# <|im_start|> #}{{ eos_token }}"
     asks = make(**{"ggml.add_bos_token": True, "chat_template": template})
-    assert render_prompt_ids(asks, "hello", "chatml") == [BOS, *asks.encode("hello"), EOS]
+    assert render_prompt_ids(asks, "hello", "model") == [BOS, *asks.encode("hello"), EOS]
 
 
 def test_users_cannot_write_special_tokens(make):
@@ -53,7 +53,7 @@ def test_users_cannot_write_special_tokens(make):
     @given(st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "|>", "system", "\n", "\ue000", "x"])))
     def check(parts):
         text = "".join(parts)
-        ids = render_prompt_ids(tokenizer, text, "chatml")
+        ids = render_prompt_ids(tokenizer, text, "model")
         assert [i for i in ids if i < 3] == [BOS, EOS, BOS, EOS, BOS]
         turn = ids[ids.index(BOS, 1) + 1 : -1]
         assert tokenizer.decode(turn[: turn.index(EOS)]) == f"user\n{text}"
@@ -64,25 +64,25 @@ def test_users_cannot_write_special_tokens(make):
 def test_text_is_encoded_across_the_border_of_the_template(make, metadata):
     tokenizer = make()
     two_newlines = metadata["tokenizer.ggml.tokens"].index("\u010a\u010a")
-    assert two_newlines in render_prompt_ids(tokenizer, "\n1", "chatml")
+    assert two_newlines in render_prompt_ids(tokenizer, "\n1", "model")
 
 
 def test_a_template_that_trims_the_message_is_followed(make):
     template = "<|im_start|>{{ messages[0]['content'] | trim }}<|im_end|>"
     tokenizer = make(chat_template=template)
-    assert render_prompt_ids(tokenizer, "  hello\n", "chatml") == [BOS, *tokenizer.encode("hello"), EOS]
+    assert render_prompt_ids(tokenizer, "  hello\n", "model") == [BOS, *tokenizer.encode("hello"), EOS]
 
 
 def test_blocks_swallow_the_newline_and_the_indentation_around_them(make):
     template = "<|im_start|>\n  {% for m in messages %}\n{{ m['content'] }}\n  {% endfor %}\n<|im_end|>"
     tokenizer = make(chat_template=template)
-    assert render_prompt_ids(tokenizer, "x", "chatml") == [BOS, *tokenizer.encode("\nx\n"), EOS]
+    assert render_prompt_ids(tokenizer, "x", "model") == [BOS, *tokenizer.encode("\nx\n"), EOS]
 
 
 def test_templates_may_break_out_of_a_loop(make):
     template = "<|im_start|>{% for m in messages * 2 %}{{ m['content'] }}{% break %}{% endfor %}"
     tokenizer = make(chat_template=template)
-    assert render_prompt_ids(tokenizer, "x", "chatml") == [BOS, *tokenizer.encode("x")]
+    assert render_prompt_ids(tokenizer, "x", "model") == [BOS, *tokenizer.encode("x")]
 
 
 @pytest.mark.parametrize(
@@ -95,17 +95,26 @@ def test_templates_may_break_out_of_a_loop(make):
         ("<|im_start|>{% if %}", "cannot be rendered"),
         ("<|im_start|>{{ ''.__class__.__mro__ }}", "cannot be rendered"),
         ("<|im_start|>{{ messages.append(1) }}", "cannot be rendered"),
-        ("[INST]{{ messages[0]['content'] }}[/INST]", "no ChatML template"),
     ],
 )
 def test_templates_that_cannot_be_followed_are_refused(make, template, message):
     with pytest.raises(UserError, match=message):
-        render_prompt_ids(make(chat_template=template), "hello", "chatml")
+        render_prompt_ids(make(chat_template=template), "hello", "model")
 
 
-def test_chatml_without_a_template_is_refused():
+def test_model_without_a_template_is_refused():
     built = build_sentencepiece(["37+25=62"], vocab_size=64)
-    with pytest.raises(UserError, match="no ChatML template; set it to none"):
-        render_prompt_ids(built, "37", "chatml")
-    with pytest.raises(UserError, match="'llama2' is not known; give one of: none, chatml"):
+    with pytest.raises(UserError, match="brings no template; set it to none"):
+        render_prompt_ids(built, "37", "model")
+    with pytest.raises(UserError, match="'llama2' is not known; give one of: none, model, chatml"):
         render_prompt_ids(built, "37", "llama2")
+
+
+def test_plain_chatml_is_the_model_template_without_its_system_message(make):
+    tokenizer = make()
+    whole, plain = (render_prompt_ids(tokenizer, "37 + 25 =", template) for template in ("model", "chatml"))
+    assert plain[0] == BOS
+    assert plain.count(BOS) == 2
+    assert plain == whole[-len(plain) :]
+    with pytest.raises(UserError, match=r"no special token '<\|im_start\|>'"):
+        render_prompt_ids(build_sentencepiece(["37"], vocab_size=9), "37", "chatml")

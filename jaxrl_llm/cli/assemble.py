@@ -1,0 +1,172 @@
+"""From a configuration to the things a run is made of, cheapest checks first and nothing compiled."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm.checkpoints.gguf import read_gguf_config, read_gguf_metadata, read_gguf_params, resolve_init
+from jaxrl_llm.config import ModelConfig, RunConfig, dump
+from jaxrl_llm.data.arithmetic import Problem, split_problems
+from jaxrl_llm.data.prompts import fingerprint
+from jaxrl_llm.envs.single_turn import SingleTurn
+from jaxrl_llm.models.transformer import abstract_params, logical_axes
+from jaxrl_llm.rewards.exact import exact_match
+from jaxrl_llm.sampler.engine import PolicyEngine
+from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, split_devices
+from jaxrl_llm.text.chat import render_prompt_ids
+from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer
+from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
+from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.types import Params, PromptTask, UserError
+
+_SHAPE_KEYS = (
+    "layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff",
+    "vocab_size", "rope_theta", "norm_eps", "tie_embeddings", "max_context",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A checked run: the configuration with the model's shape filled in, the data in tokens, the meshes
+    and the sampler's engine, which compiles nothing until it is used."""
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    train_tasks: list[PromptTask]
+    heldout_tasks: list[PromptTask]
+    environment: SingleTurn
+    trainer_mesh: Mesh
+    engine: PolicyEngine
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What a checkpoint must have been made with."""
+        return {
+            "config": hashlib.sha256(dump(self.config).encode()).hexdigest(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "data": fingerprint(self.train_tasks + self.heldout_tasks),
+        }
+
+
+def assemble(config: RunConfig) -> Setup:
+    """Raises UserError for whatever in the configuration cannot work on this machine's files and devices."""
+    data = config.data
+    train, heldout = split_problems(
+        data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed
+    )
+    tokenizer = _tokenizer(config, train)
+    config = config.model_copy(update={"model": _model(config.model, tokenizer)})
+    _check_context(config)
+    trainer_devices, sampler_devices = split_devices(jax.devices(), config.train.mesh, config.sampler.mesh)
+    trainer_mesh = make_mesh(config.train.mesh, trainer_devices)
+    sampler_mesh = make_mesh(config.sampler.mesh, sampler_devices)
+    param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model))
+    check_divides(
+        trainer_mesh, ("batch", None), (config.train.microbatch_rows, config.train.row_length), "train.microbatch_rows"
+    )
+    rollout = config.rollout
+    return Setup(
+        config=config,
+        tokenizer=tokenizer,
+        train_tasks=_tasks(config, tokenizer, train),
+        heldout_tasks=_tasks(config, tokenizer, heldout)[: config.eval.prompts],
+        environment=SingleTurn(
+            decode=tokenizer.decode,
+            score=partial(exact_match, correct=rollout.reward_correct, wrong=rollout.reward_wrong),
+        ),
+        trainer_mesh=trainer_mesh,
+        engine=PolicyEngine(
+            config.model,
+            mesh=sampler_mesh,
+            slots=config.sampler.slots,
+            decode_steps=config.sampler.decode_steps,
+            max_prompt_tokens=rollout.max_prompt_tokens,
+            max_new_tokens=rollout.max_new_tokens,
+            eos_id=tokenizer.eos_id,
+            dtype=config.sampler.dtype,
+        ),
+    )
+
+
+def initial_params(config: RunConfig) -> Params | None:
+    """The weights `model.init` names, as numpy arrays; None for a random start."""
+    if config.model.init is None:
+        return None
+    return read_gguf_params(resolve_init(config.model.init), config.model.param_dtype)
+
+
+def supervised_examples(
+    setup: Setup,
+) -> Callable[[int], tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
+    """step -> (prompts, gold completions with the end-of-sequence token) drawn from the training problems."""
+    config, tokenizer = setup.config, setup.tokenizer
+    gold = [np.array([*tokenizer.encode(task.answer), tokenizer.eos_id], np.int32) for task in setup.train_tasks]
+
+    def draw(step: int) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
+        chosen = np.random.default_rng([config.seed, step]).choice(len(gold), config.sft.examples_per_step)
+        return [setup.train_tasks[i].tokens_T for i in chosen], [gold[i] for i in chosen]
+
+    return draw
+
+
+def _tokenizer(config: RunConfig, problems: Sequence[Problem]) -> Tokenizer:
+    if config.tokenizer.kind == "gguf":
+        if config.model.init is None:
+            raise UserError("tokenizer.kind = gguf reads the tokenizer of model.init, which is not set")
+        path = resolve_init(config.model.init)
+        return GgufTokenizer(read_gguf_metadata(path), source=str(path))
+    if config.tokenizer.path is not None:
+        return load_sentencepiece(config.tokenizer.path)
+    return build_sentencepiece(
+        [problem.prompt + problem.answer for problem in problems], vocab_size=config.tokenizer.vocab_size
+    )
+
+
+def _model(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """The model's shape from where it is decided; a key that says otherwise is refused, not overruled."""
+    shape: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
+    source = "the tokenizer"
+    if model.init is not None:
+        shape, source = read_gguf_config(resolve_init(model.init)), model.init
+        if tokenizer.vocab_size > shape["vocab_size"]:
+            raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids, {source} only {shape['vocab_size']} rows")
+    for key in _SHAPE_KEYS:
+        if key in model.model_fields_set and key in shape and getattr(model, key) != shape[key]:
+            raise UserError(f"model.{key} = {getattr(model, key)}, but {source} has {shape[key]}; leave the key out")
+    return model.model_copy(update=shape)
+
+
+def _check_context(config: RunConfig) -> None:
+    longest = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
+    if longest > config.model.max_context:
+        raise UserError(
+            f"rollout.max_prompt_tokens + rollout.max_new_tokens = {longest} exceeds the model's context of "
+            f"{config.model.max_context} tokens"
+        )
+
+
+def _tasks(config: RunConfig, tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[PromptTask]:
+    """Problems in tokens; refuses a prompt that does not fit, and an answer no completion could hold."""
+    rollout = config.rollout
+    tasks = []
+    for problem in problems:
+        ids = render_prompt_ids(tokenizer, problem.prompt, config.tokenizer.chat_template)
+        if len(ids) > rollout.max_prompt_tokens:
+            raise UserError(
+                f"prompt {problem.prompt!r} ({problem.task_id}) has {len(ids)} tokens, more than "
+                f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}; raise it"
+            )
+        needed = len(tokenizer.encode(problem.answer)) + 1
+        if needed > rollout.max_new_tokens:
+            raise UserError(
+                f"answer {problem.answer!r} ({problem.task_id}) needs {needed} tokens with its end, more than "
+                f"rollout.max_new_tokens = {rollout.max_new_tokens}; raise it"
+            )
+        tasks.append(PromptTask(problem.task_id, np.array(ids, np.int32), problem.prompt, problem.answer))
+    return tasks

@@ -1,0 +1,102 @@
+"""What a person sees while a run goes on, and when it has ended."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+_COLUMNS = (
+    ("step", "step", "{:.0f}"),
+    ("reward", "reward_mean", "{:+.3f}"),
+    ("pass", "pass_rate", "{:.3f}"),
+    ("eval", "eval", "{:.3f}"),
+    ("tokens", "completion_tokens_mean", "{:.1f}"),
+    ("trunc", "truncation_rate", "{:.3f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("grad", "grad_norm", "{:.3f}"),
+    ("lag", "lag_max", "{:.0f}"),
+    ("s/step", "step_s", "{:.2f}"),
+    ("tok/s", "tokens_per_s", "{:.0f}"),
+)
+
+
+class Progress:
+    """A live table of the latest steps on a terminal; elsewhere one line per evaluation and per ten seconds."""
+
+    def __init__(self, title: str, *, steps: int, rows: int = 12):
+        self._console = Console(stderr=False, highlight=False)
+        self._title, self._steps = title, steps
+        self._rows: deque[Mapping[str, Any]] = deque(maxlen=rows)
+        self._eval: float | None = None
+        self._printed = 0.0
+        self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+
+    def __enter__(self) -> "Progress":
+        if self._live:
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._live:
+            self._live.__exit__(*exception)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._rows.append({**record, "eval": self._eval})
+        self._eval = None
+        if self._live:
+            self._live.update(self._table())
+        elif time.monotonic() - self._printed > 10:
+            self._print(self._rows[-1])
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        self._eval = record["value"]
+        if self._rows and self._rows[-1]["step"] == record["step"]:
+            self._rows[-1] = {**self._rows[-1], "eval": record["value"]}
+        if self._live:
+            self._live.update(self._table())
+        else:
+            self.say(f"step {record['step']}: held-out {record['metric']} {record['value']:.4f}")
+
+    def _print(self, row: Mapping[str, Any]) -> None:
+        self._printed = time.monotonic()
+        self.say("  ".join(f"{head} {_cell(row, key, form)}" for head, key, form in _COLUMNS if head != "eval"))
+
+    def _table(self) -> Table:
+        table = Table(title=f"{self._title}: {self._rows[-1]['step'] if self._rows else 0} of {self._steps} steps")
+        for head, *_ in _COLUMNS:
+            table.add_column(head, justify="right")
+        for row in self._rows:
+            table.add_row(*(_cell(row, key, form) for _, key, form in _COLUMNS))
+        return table
+
+
+def _cell(row: Mapping[str, Any], key: str, form: str) -> str:
+    value = row.get(key)
+    return "" if value is None else form.format(value)
+
+
+def print_summary(facts: Mapping[str, Any]) -> None:
+    """A run's summary as one line per fact."""
+    console = Console(highlight=False)
+    width = max(len(key) for key in facts)
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{k} {_short(v)}" for k, v in value.items()) or "none"
+        console.print(f"{key:<{width}}  {_short(value)}", markup=False, soft_wrap=True)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k} {_short(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_short(v) for v in value) + "]"
+    return str(value)

@@ -1,0 +1,189 @@
+"""Joining the rooms into one RL run."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli.assemble import Setup
+from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.config import OptimizerConfig, RunConfig
+from jaxrl_llm.data.curriculum import PassRates
+from jaxrl_llm.data.prompts import PromptStream
+from jaxrl_llm.evaluate import evaluate, mismatch
+from jaxrl_llm.losses.objectives import cispo
+from jaxrl_llm.metrics import RunLog
+from jaxrl_llm.models.flops import sample_flops, train_flops
+from jaxrl_llm.rollout.batching import RowShape, pack, row_shape, select
+from jaxrl_llm.rollout.issue import GroupIssuer
+from jaxrl_llm.rollout.lag import LagSlots
+from jaxrl_llm.rollout.statistics import pass_rate
+from jaxrl_llm.rollout.worker import RolloutWorker
+from jaxrl_llm.sampler.scheduler import Scheduler
+from jaxrl_llm.train.loop import Compute, Parts
+from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.train.state import TrainState, abstract_state
+from jaxrl_llm.train.step import Objective, TrainStep, make_score, make_train_step
+from jaxrl_llm.types import EpisodeGroup, Params
+from jaxrl_llm.weights import WeightBoard
+
+# Evaluation draws from a seed of its own, so that its samples never repeat a training sample's key.
+_EVAL_SEED_OFFSET = 2**31
+_PROBE_DOCUMENTS = 64
+_SAMPLES_KEPT = 4
+
+
+def packed_shape(config: RunConfig, documents: int) -> RowShape:
+    """Rows that always hold `documents` prompts with their completions."""
+    longest = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens - 1
+    return row_shape(
+        documents=documents, longest=longest, length=config.train.row_length, rows=config.train.microbatch_rows
+    )
+
+
+def build_train_step(
+    setup: Setup, rates: OptimizerConfig, objective: Objective, *, total_steps: int, shape: RowShape
+) -> TrainStep:
+    """The train step of this run, compiled for batches of `shape`."""
+    config = setup.config
+    optimizer = make_optimizer(rates, total_steps=total_steps)
+    step = make_train_step(
+        config.model,
+        optimizer,
+        objective,
+        mesh=setup.trainer_mesh,
+        temperature=config.rollout.temperature,
+        head_chunk=config.train.head_chunk,
+        remat=config.train.remat,
+    )
+    return step.compiled(abstract_state(config.model, optimizer, mesh=setup.trainer_mesh), pack([], shape))
+
+
+class Joined:
+    """The parts of one RL run, joined; holds no logic of its own."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        state: TrainState,
+        start: int,
+        extras: Mapping[str, Any],
+        store: CheckpointStore,
+        log: RunLog,
+        progress: Progress,
+    ):
+        config = setup.config
+        rollout = config.rollout
+        self.setup, self.store, self.log, self.progress = setup, store, log, progress
+        self.engine = setup.engine
+        self.issuer = GroupIssuer(
+            PromptStream(setup.train_tasks, seed=config.data.seed),
+            PassRates(retire_at=config.algorithm.no_positive_resampling),
+        )
+        if extras:
+            self.issuer.restore(extras["issuer"])
+        self.slots = LagSlots(max_lag=rollout.max_lag, prompts_per_step=rollout.prompts_per_step)
+        self.board = WeightBoard()
+        self.worker = RolloutWorker(
+            Scheduler(self.engine, state.params, version=start),
+            self.board,
+            self.slots,
+            self.issuer,
+            setup.environment,
+            group_size=rollout.group_size,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            seed=config.seed,
+        )
+        self._probe_score = make_score(
+            config.model,
+            mesh=setup.trainer_mesh,
+            temperature=config.eval.temperature or 1.0,
+            head_chunk=config.train.head_chunk,
+        )
+        shape = packed_shape(config, max(_PROBE_DOCUMENTS, config.eval.samples))
+        self._probe_shape = RowShape(1, shape.microbatches * shape.rows, shape.length)
+
+    def parts(self) -> Parts:
+        config = self.setup.config
+        shape = packed_shape(config, config.rollout.prompts_per_step * config.rollout.group_size)
+        algorithm, devices = config.algorithm, (self.setup.trainer_mesh, self.engine.mesh)
+        return Parts(
+            train_step=build_train_step(
+                self.setup,
+                config.optimizer,
+                partial(cispo, ratio_cap=algorithm.ratio_cap),
+                total_steps=config.train.steps,
+                shape=shape,
+            ),
+            select=partial(
+                select,
+                advantage=algorithm.advantage,
+                aggregation=algorithm.aggregation,
+                zero_variance_filter=algorithm.zero_variance_filter,
+            ),
+            row_shape=shape,
+            learning_rate=lambda step: float(learning_rate(config.optimizer, step, total_steps=config.train.steps)),
+            worker=self.worker,
+            slots=self.slots,
+            board=self.board,
+            issuer=self.issuer,
+            to_sampler=self.engine.load_params,
+            evaluate=self.evaluate,
+            sample_records=self.sample_records,
+            save=self.save,
+            log=self.log,
+            compute=Compute(
+                train_flops=partial(train_flops, config.model),
+                sample_flops=partial(sample_flops, config.model),
+                devices=len({device for mesh in devices for device in mesh.devices.flat}),
+            ),
+            on_step=self.progress.step,
+            on_evaluation=self.progress.evaluation,
+        )
+
+    def evaluate(self, version: int, params: Params, sampler_params: Params) -> dict[str, Any]:
+        """Held-out mean@n of one version, on an engine state of its own while training's sampler goes on."""
+        config = self.setup.config
+        groups = evaluate(
+            Scheduler(self.engine, sampler_params, version=version),
+            self.setup.heldout_tasks,
+            self.setup.environment,
+            samples=config.eval.samples,
+            temperature=config.eval.temperature,
+            max_new_tokens=config.rollout.max_new_tokens,
+            seed=config.seed + _EVAL_SEED_OFFSET,
+        )
+        episodes = [episode for group in groups for episode in group.episodes]
+        probed = groups[: max(1, _PROBE_DOCUMENTS // config.eval.samples)]
+        highest, mean = mismatch(probed, self._probe_score, params, self._probe_shape)
+        return {
+            "metric": f"mean@{config.eval.samples}",
+            "value": pass_rate(groups),
+            "prompts": len(groups),
+            "samples": config.eval.samples,
+            "truncation_rate": float(np.mean([e.completion.finish == "length" for e in episodes])),
+            "mismatch_max": highest,
+            "mismatch_mean": mean,
+        }
+
+    def sample_records(self, version: int, groups: Sequence[EpisodeGroup]) -> list[dict[str, Any]]:
+        return [
+            {
+                "step": version,
+                "task_id": group.task.task_id,
+                "prompt": group.task.prompt,
+                "completion": self.setup.environment.text(group.episodes[0].completion),
+                "answer": group.task.answer,
+                "reward": group.episodes[0].reward.value,
+                "finish": group.episodes[0].completion.finish,
+            }
+            for group in groups[:_SAMPLES_KEPT]
+        ]
+
+    def save(self, step: int, state: TrainState, counters: Mapping[str, Any]) -> None:
+        extras = {"issuer": self.issuer.state(), "counters": dict(counters)}
+        self.store.save(step, state, extras, self.setup.fingerprints)
+        self.log.state("running", step=step, steps=self.setup.config.train.steps)

@@ -1,0 +1,61 @@
+"""Opening a run directory: its lock, its configuration, the record of what it runs on."""
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import yaml
+
+from jaxrl_llm.cli.assemble import Setup
+from jaxrl_llm.config import differences, dump, validate
+from jaxrl_llm.metrics import write_json
+from jaxrl_llm.sampler.jetstream import ENGINE_BASE
+from jaxrl_llm.types import UserError
+
+_PACKAGES = (
+    "jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "google-jetstream",
+    "sentencepiece", "tokenizers", "gguf", "numpy", "scipy",
+)  # fmt: skip
+
+
+def claim(run_dir: Path, setup: Setup) -> None:
+    """Write the resolved configuration and the environment, or check that the directory belongs to this run.
+
+    Raises UserError naming the keys in which another run's configuration differs.
+    """
+    path = run_dir / "config.yaml"
+    if path.exists():
+        try:
+            tree = yaml.safe_load(path.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise UserError(f"{path} cannot be read ({error}); restore it, or use another --run-dir") from None
+        if changed := differences(validate(tree or {}, str(path)), setup.config):
+            shown = ", ".join(changed[:4]) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
+            raise UserError(f"run directory {run_dir} belongs to another config ({shown}); use another --run-dir")
+    else:
+        temporary = path.with_name("config.yaml.tmp")
+        temporary.write_text(dump(setup.config))
+        temporary.replace(path)
+    write_json(run_dir / "environment.json", _environment(setup))
+
+
+def _environment(setup: Setup) -> dict[str, Any]:
+    def version(package: str) -> str | None:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    return {
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "packages": {package: version(package) for package in _PACKAGES},
+        "engine_base": ENGINE_BASE,
+        "backend": jax.default_backend(),
+        "devices": [f"{d.device_kind} {d.id}" for d in jax.devices()],
+        "trainer_devices": [d.id for d in setup.trainer_mesh.devices.flat],
+        "sampler_devices": [d.id for d in setup.engine.mesh.devices.flat],
+        "seed": setup.config.seed,
+    }

@@ -1,0 +1,145 @@
+"""`jaxrl train` and `jaxrl sft`: join the rooms, warm up, train, forecast, report."""
+
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli.assemble import Setup, assemble
+from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.join import Joined
+from jaxrl_llm.cli.run_dir import claim
+from jaxrl_llm.cli.warm_up import warm_up
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.metrics import RunLog, lock_run
+from jaxrl_llm.report.fitting import fit_run
+from jaxrl_llm.report.html import write_report
+from jaxrl_llm.report.summary import summarise
+from jaxrl_llm.train.loop import Counters, Outcome, Schedule, run_loop
+from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.state import TrainState, abstract_state, state_from_params
+
+
+def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
+    """Run (or go on with) the training that `config` describes; returns how it ended: finished or interrupted.
+
+    With `reinforce` False only the supervised warm-up runs. Raises UserError before anything is written if the
+    configuration, the files or the devices do not fit, and RunFailedError if training cannot go on.
+    """
+    _configure_jax(config)
+    setup = assemble(config)
+    lock = lock_run(run_dir)
+    try:
+        claim(run_dir, setup)
+        with _stop_signals() as stop_requested:
+            return _run(setup, run_dir, stop_requested, reinforce=reinforce)
+    finally:
+        lock.close()
+
+
+def _configure_jax(config: RunConfig) -> None:
+    wanted = {"jax_num_cpu_devices": config.device.cpu_devices}
+    if config.device.platform == "cpu":
+        wanted["jax_platforms"] = "cpu"
+    for name, value in wanted.items():
+        if getattr(jax.config, name) != value:  # JAX refuses any update once its backend is up
+            jax.config.update(name, value)
+
+
+@contextmanager
+def _stop_signals():
+    """SIGINT and SIGTERM ask for a clean stop after the present step; a second one stops at once."""
+    asked = threading.Event()
+
+    def handle(signum, _):
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        print("\nstopping after this step and saving; once more stops at once", flush=True)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(setup: Setup, run_dir: Path, stop_requested: Callable[[], bool], *, reinforce: bool) -> str:
+    config = setup.config
+    store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep)
+    optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
+    abstract = abstract_state(config.model, optimizer, mesh=setup.trainer_mesh)
+    restored = store.restore_latest(abstract, fingerprints=setup.fingerprints)
+    start, state, extras = restored if restored else (0, None, {})
+    log = RunLog(run_dir, resume_step=start if restored else -1)
+    try:
+        with Progress(run_dir.name, steps=config.train.steps) as progress:
+            if state is None:
+                params = warm_up(setup, log, progress, stop_requested)
+                if params is None:
+                    log.state("interrupted", step=0, steps=config.train.steps, message="stopped in the warm-up")
+                    return "interrupted"
+                state = state_from_params(config.model, optimizer, mesh=setup.trainer_mesh, params=params)
+                del params
+            elif start:
+                progress.say(f"going on from the checkpoint of step {start}")
+            joined = Joined(setup, state, start, extras, store, log, progress)
+            if not restored:
+                joined.save(0, state, {})
+            if not reinforce:
+                log.state("finished", step=0, steps=0, message="supervised warm-up only")
+                return "finished"
+            return _reinforce(joined, state, start, extras, run_dir, stop_requested)
+    finally:
+        log.close()
+
+
+def _reinforce(
+    joined: Joined, state: TrainState, start: int, extras: Mapping[str, Any], run_dir: Path, stop_requested
+) -> str:
+    config, log, progress = joined.setup.config, joined.log, joined.progress
+    steps = config.train.steps
+    log.state("running", step=start, steps=steps)
+    counters = Counters(**extras.get("counters", {}))
+    try:
+        outcome = run_loop(
+            state,
+            joined.parts(),
+            Schedule(
+                steps=steps,
+                prompts_per_step=config.rollout.prompts_per_step,
+                max_lag=config.rollout.max_lag,
+                eval_every=config.eval.every,
+                checkpoint_every=config.checkpoint.every,
+            ),
+            counters,
+            start=start,
+            stop_requested=stop_requested,
+        )
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        message = "stopped at once" if interrupted else f"{type(error).__name__}: {error}"
+        log.state("interrupted" if interrupted else "failed", step=start, steps=steps, message=message)
+        if interrupted:
+            return "interrupted"
+        raise
+    _finish(run_dir, outcome, steps, log, progress)
+    return outcome.state
+
+
+def _finish(run_dir: Path, outcome: Outcome, steps: int, log: RunLog, progress: Progress) -> None:
+    log.state(outcome.state, step=outcome.step, steps=steps, message=outcome.message)
+    fit_run(run_dir)
+    path = write_report(run_dir)
+    facts = summarise(run_dir)
+    if outcome.message:
+        progress.say(outcome.message)
+    progress.say(f"{outcome.state} at step {outcome.step} of {steps}: held-out {facts['metric']} "
+                 f"{facts['eval_first']:.4f} -> {facts['eval_last']:.4f}")  # fmt: skip
+    progress.say(f"report: {path}")

@@ -1,0 +1,47 @@
+"""Supervised warm-up: the train step with advantage 1 on given completions."""
+
+from collections.abc import Callable
+
+from jaxrl_llm.cli.assemble import Setup, initial_params, supervised_examples
+from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.join import build_train_step, packed_shape
+from jaxrl_llm.losses.objectives import reinforce
+from jaxrl_llm.metrics import RunLog
+from jaxrl_llm.rollout.batching import pack, supervised
+from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.state import random_state, state_from_params
+from jaxrl_llm.types import Params, RunFailedError
+
+_SAY_EVERY = 50
+
+
+def warm_up(setup: Setup, log: RunLog, progress: Progress, stop_requested: Callable[[], bool]) -> Params | None:
+    """The weights RL starts from, after `sft.steps` supervised steps; None if asked to stop on the way.
+
+    REINFORCE with advantage 1 and a token average is the mean negative log-likelihood of the given tokens.
+    """
+    config = setup.config
+    steps = config.sft.steps
+    rates = config.optimizer.model_copy(
+        update={"lr": config.sft.lr, "warmup_steps": config.sft.warmup_steps, "decay_steps": 0}
+    )
+    optimizer = make_optimizer(rates, total_steps=steps)
+    given = initial_params(config)
+    if given is None:
+        state = random_state(config.model, optimizer, mesh=setup.trainer_mesh, seed=config.seed)
+    else:
+        state = state_from_params(config.model, optimizer, mesh=setup.trainer_mesh, params=given)
+    if not steps:
+        return state.params
+    draw, shape = supervised_examples(setup), packed_shape(config, config.sft.examples_per_step)
+    step_function = build_train_step(setup, rates, reinforce, total_steps=steps, shape=shape)
+    for step in range(1, steps + 1):
+        state, metrics = step_function(state, pack(supervised(*draw(step)), shape))
+        if metrics["skipped"]:
+            raise RunFailedError(f"warm-up step {step}: the loss or the gradient is not finite; lower sft.lr")
+        log.supervised({"step": step, "loss": float(metrics["loss"]), "grad_norm": float(metrics["grad_norm"])})
+        if step == steps or step % _SAY_EVERY == 0:
+            progress.say(f"warm-up step {step} of {steps}: loss {float(metrics['loss']):.4f}")
+        if stop_requested():
+            return None
+    return state.params

@@ -1,0 +1,63 @@
+"""Held-out evaluation pinned to one version, and the sampler-trainer mismatch measured on its completions."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxrl_llm.rollout.batching import Document, RowShape, pack
+from jaxrl_llm.rollout.worker import Environment, Scheduler
+from jaxrl_llm.types import Completion, EpisodeGroup, Params, PromptTask, SampleRequest
+
+
+def evaluate(
+    scheduler: Scheduler,
+    tasks: Sequence[PromptTask],
+    environment: Environment,
+    *,
+    samples: int,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int,
+) -> list[EpisodeGroup]:
+    """`samples` scored completions of every prompt under exactly the weights that the scheduler holds.
+
+    The scheduler must be this function's alone. Random streams are numbered by (version, prompt), so two evaluations
+    of one run never share them and each can be replayed.
+    """
+    version = scheduler.version
+    requests = [
+        SampleRequest(task.tokens_T, max_new_tokens, temperature, seed, version * len(tasks) + index, sibling)
+        for index, task in enumerate(tasks)
+        for sibling in range(samples)
+    ]
+    order = {request: place for place, request in enumerate(scheduler.submit(requests))}
+    completions: dict[int, Completion] = {}
+    while not scheduler.idle:
+        completions.update((order[request], completion) for request, completion in scheduler.step())
+    return [
+        EpisodeGroup(
+            index,
+            task,
+            tuple(environment.episode(task, completions[index * samples + sibling]) for sibling in range(samples)),
+        )
+        for index, task in enumerate(tasks)
+    ]
+
+
+def mismatch(
+    groups: Sequence[EpisodeGroup], score: Callable[..., np.ndarray], params: Params, shape: RowShape
+) -> tuple[float, float]:
+    """(maximum, mean) of |trainer - sampler| log-probability over the sampled tokens of `groups`, in nats.
+
+    `params` are the trainer's weights of the version that sampled them, so what is left is numerics alone. `shape`
+    must have one microbatch and room for the documents.
+    """
+    documents = [
+        Document(group.task.tokens_T, c.tokens_T, *(np.ones(len(c.tokens_T)),) * 2, c.logprobs_T)
+        for group in groups
+        for c in (episode.completion for episode in group.episodes)
+    ]
+    batch = pack(documents, shape)
+    trainer = score(params, batch.tokens[0], batch.targets[0], batch.positions[0], batch.segment_ids[0])
+    difference = np.abs(np.asarray(trainer) - batch.behavior_logprobs[0])[batch.token_weights[0] > 0]
+    return float(difference.max()), float(difference.mean())

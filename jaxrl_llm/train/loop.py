@@ -1,0 +1,216 @@
+"""The training loop: groups in, versions out, everything recorded.
+
+    worker.next_groups -> select -> pack -> train_step (dispatched) -> publish -> books -> record of the step before
+                                                                                        -> evaluate, checkpoint when due
+
+The loop knows no algorithm and no engine: it joins the parts it is given. Only it touches the TrainState.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from jaxrl_llm.metrics import RunLog
+from jaxrl_llm.rollout.batching import RowShape, StepGroups, pack
+from jaxrl_llm.rollout.issue import GroupIssuer
+from jaxrl_llm.rollout.lag import LagSlots
+from jaxrl_llm.rollout.statistics import describe_groups, measure_lag, sampled_tokens
+from jaxrl_llm.rollout.worker import RolloutWorker
+from jaxrl_llm.train.state import TrainState
+from jaxrl_llm.train.step import TrainStep
+from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, RunFailedError, WeightedSum
+from jaxrl_llm.weights import WeightBoard
+
+
+@dataclass
+class Counters:
+    """Totals over the whole run, kept in checkpoints. Compute counts training and sampling, not evaluation."""
+
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    flops: float = 0.0
+    device_seconds: float = 0.0
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What tokens cost: FLOPs per trained and per sampled token, and the devices that are busy."""
+
+    train_flops: Callable[[int], float]
+    sample_flops: Callable[[int], float]
+    devices: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything the loop joins. `evaluate(version, trainer params, sampler params)` returns an eval record."""
+
+    train_step: TrainStep
+    select: Callable[[Sequence[EpisodeGroup]], StepGroups]
+    row_shape: RowShape
+    learning_rate: Callable[[int], float]
+    worker: RolloutWorker
+    slots: LagSlots
+    board: WeightBoard
+    issuer: GroupIssuer
+    to_sampler: Callable[[Params], Params]
+    evaluate: Callable[[int, Params, Params], dict[str, Any]]
+    sample_records: Callable[[int, Sequence[EpisodeGroup]], list[dict[str, Any]]]
+    save: Callable[[int, TrainState, Mapping[str, Any]], None]
+    log: RunLog
+    compute: Compute
+    on_step: Callable[[Mapping[str, Any]], None]
+    on_evaluation: Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When things happen, in optimizer steps."""
+
+    steps: int
+    prompts_per_step: int
+    max_lag: int
+    eval_every: int
+    checkpoint_every: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the loop ended: "finished", or "interrupted" with everything saved; `step` is the last one done."""
+
+    state: str
+    step: int
+    message: str = ""
+
+
+def run_loop(
+    state: TrainState,
+    parts: Parts,
+    schedule: Schedule,
+    counters: Counters,
+    *,
+    start: int,
+    stop_requested: Callable[[], bool],
+) -> Outcome:
+    """Train from step `start` to `schedule.steps`, or until `stop_requested` or no prompt is left.
+
+    Raises RunFailedError when an update had to be refused, and whatever ended the sampling thread.
+    """
+    sampler_params = parts.to_sampler(state.params)
+    parts.board.publish(PolicyWeights(start, sampler_params))
+    if start == 0:
+        _evaluate(parts, counters, 0, state.params, sampler_params)
+    parts.worker.start()
+    try:
+        return _steps(state, parts, schedule, counters, start, stop_requested)
+    finally:
+        parts.worker.stop()
+
+
+def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: int, stop_requested) -> Outcome:
+    pending: tuple[dict[str, Any], Any] | None = None  # the last step's record, its device metrics not yet read
+    mark = time.monotonic()  # steps share out the time between marks; evaluations and checkpoints are in none
+    for step in range(start, schedule.steps):
+        began = time.monotonic()
+        groups = parts.worker.next_groups(schedule.prompts_per_step)
+        trainer_wait_s = time.monotonic() - began
+        if not groups:
+            _flush(parts, counters, pending)
+            parts.save(step, state, asdict(counters))
+            return Outcome("finished", step, "every training prompt is retired: the policy has mastered the set")
+        lag = measure_lag(groups, version=step, bound=schedule.max_lag)
+        chosen = parts.select(groups)
+        batch = pack(chosen.documents, parts.row_shape)
+        state, metrics = parts.train_step(state, batch)
+
+        version = step + 1
+        parts.slots.trained(version, len(groups))
+        sampler_params = parts.to_sampler(state.params)
+        parts.board.publish(PolicyWeights(version, sampler_params))
+        parts.issuer.settle(chosen.trained, chosen.dropped, groups)
+        # The step before is read only now, so that the device never waits for the host's records.
+        _flush(parts, counters, pending)
+        record = {
+            "step": version,
+            **describe_groups(groups),
+            **lag,
+            "groups": len(groups),
+            "groups_zero_variance": sum(reason == "zero_variance" for reason in chosen.dropped.values()),
+            **parts.issuer.counts(),
+            "lr": parts.learning_rate(version),
+            "trainer_wait_s": trainer_wait_s,
+            "sampler_wait_s": parts.worker.take_wait_seconds(),
+            "positions_trained": sum(len(d.prompt_T) + len(d.completion_C) - 1 for d in chosen.documents),
+            "sampled": sampled_tokens(groups),
+        }
+        last = version == schedule.steps
+        stop = stop_requested()
+        evaluate = last or version % schedule.eval_every == 0
+        checkpoint = last or stop or version % schedule.checkpoint_every == 0
+        if evaluate or checkpoint:
+            jax.block_until_ready(metrics)
+        now = time.monotonic()
+        record["step_s"], mark = now - mark, now
+        pending = record, metrics
+        if evaluate or checkpoint:
+            _flush(parts, counters, pending)
+            pending = None
+        if evaluate:
+            parts.log.samples(parts.sample_records(version, groups))
+            _evaluate(parts, counters, version, state.params, sampler_params)
+        if checkpoint:
+            parts.save(version, state, asdict(counters))
+        if evaluate or checkpoint:
+            mark = time.monotonic()
+        if stop and not last:
+            return Outcome("interrupted", version, "stopped by a signal; the same command goes on from here")
+    return Outcome("finished", schedule.steps)
+
+
+def _flush(parts: Parts, counters: Counters, pending: tuple[dict[str, Any], Any] | None) -> None:
+    """Read the step's metrics from the device (which waits for it), add up the totals, write the record."""
+    if pending is None:
+        return
+    record, device_metrics = pending
+    metrics = {name: _number(value) for name, value in jax.device_get(device_metrics).items()}
+    if metrics["skipped"]:
+        raise RunFailedError(
+            f"step {record['step']}: the loss or the gradient is not finite, so its update was not applied; "
+            "the last checkpoint is unharmed. Lower optimizer.lr or set optimizer.clip_norm"
+        )
+    step_s = record["step_s"]
+    prompt_tokens, generated = record.pop("sampled")
+    counters.tokens_generated += generated
+    counters.tokens_trained += int(metrics["tokens_trained"])
+    counters.flops += parts.compute.train_flops(record.pop("positions_trained"))
+    counters.flops += parts.compute.sample_flops(prompt_tokens + generated)
+    counters.wall_s += step_s
+    counters.device_seconds += step_s * parts.compute.devices
+    record |= metrics | asdict(counters) | {"tokens_per_s": generated / step_s}
+    parts.log.step(record)
+    parts.on_step(record)
+
+
+def _number(value: Any) -> float:
+    """A metric as a plain number; a mean over nothing is NaN, which the record shows as null."""
+    if isinstance(value, WeightedSum):
+        return float(value.total / value.weight) if value.weight else float("nan")
+    return float(value)
+
+
+def _evaluate(parts: Parts, counters: Counters, version: int, params: Params, sampler_params: Params) -> None:
+    record = {
+        "step": version,
+        "version": version,
+        **parts.evaluate(version, params, sampler_params),
+        "flops": counters.flops,
+        "tokens": counters.tokens_generated,
+        "device_seconds": counters.device_seconds,
+        "wall_s": counters.wall_s,
+    }
+    parts.log.evaluation(record)
+    parts.on_evaluation(record)

@@ -1,0 +1,70 @@
+"""Bad input: one line that names the value, the place and the way out; exit status 2; no traceback."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["optimizer.lrr=1"], "unknown key 'optimizer.lrr'"),
+        (["train.steps=many"], "train.steps = 'many'"),
+        (["rollout.group_size=1"], "rollout.group_size = 1"),
+        (["rollout.max_prompt_tokens=3"], "has 4 tokens, more than rollout.max_prompt_tokens = 3"),
+        (["rollout.max_new_tokens=2"], "needs 3 tokens with its end, more than rollout.max_new_tokens = 2"),
+        (["model.max_context=6"], "exceeds model.max_context 6"),
+        (["train.mesh={tensor: 4}"], "does not divide over tensor 4"),
+        (["train.mesh={data: 3}"], "batch 2 does not divide over data 3"),
+        (["train.mesh={data: 8}"], "there are 8"),
+        (["train.mesh={expert: 2}"], "unknown axes ['expert']"),
+        (["sampler.mesh={tensor: 4}"], "does not divide over tensor 4"),
+        (["sampler.mesh={data: 3}"], "sampler.slots 8 does not divide over data 3"),
+        (["model.init=nowhere.gguf", "tokenizer.kind=gguf"], "nowhere.gguf"),
+        (["tokenizer.kind=gguf"], "model.init, which is not set"),
+        (["tokenizer.path=nowhere.model"], "nowhere.model"),
+        (["tokenizer.vocab_size=9"], "tokenizer.vocab_size 9"),
+        (["tokenizer.chat_template=chatml"], "chat_template"),
+        (["model.vocab_size=33"], "model.vocab_size = 33"),
+    ],
+)
+def test_bad_values(tiny, jaxrl, overrides, message):
+    status, _, err = jaxrl("train", tiny, *overrides, "--run-dir", tiny.parent / "run")
+    assert status == 2
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert not list((tiny.parent / "run").glob("*.jsonl"))  # nothing was begun
+
+
+def test_missing_config_names_the_neighbours(tiny, jaxrl):
+    status, _, err = jaxrl("train", tiny.with_name("tyni.yaml"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "tyni.yaml does not exist" in err
+    assert "tiny.yaml" in err
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, b"not a model" * 100])
+def test_corrupt_gguf(tiny, jaxrl, content):
+    path = tiny.parent / "broken.gguf"
+    path.write_bytes(content)
+    status, _, err = jaxrl("train", tiny, f"model.init={path}", "tokenizer.kind=gguf", "--run-dir", tiny.parent / "run")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "broken.gguf" in err
+
+
+@pytest.mark.parametrize("command", ["summary", "report", "fit"])
+def test_commands_on_what_is_no_run(tmp_path, jaxrl, command):
+    status, _, err = jaxrl(command, tmp_path / "no-run")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "no-run" in err
+
+
+def test_help_and_config_show_explain_every_key_from_one_source(tiny, jaxrl):
+    from jaxrl_llm.config import describe
+
+    _, help_text, _ = jaxrl("train", "--help")
+    status, shown, _ = jaxrl("config", "show", tiny, "optimizer.lr=1e-6")
+    assert status == 0
+    for name, _, _, text in describe():
+        assert f"{name} (" in help_text
+        assert text in shown
+    assert "* optimizer.lr = 1e-06" in shown

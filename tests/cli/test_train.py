@@ -1,0 +1,109 @@
+"""The main job end to end on a policy of seconds."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SUMMARY_KEYS = {
+    "state", "steps", "metric", "eval_first", "eval_last", "eval_best", "fit", "forecast_error", "lag_max", "lag_bound",
+    "mismatch_max", "truncation_rate", "prompts_issued", "prompts_trained", "prompts_dropped", "tokens_generated",
+    "tokens_trained", "wall_s",
+}  # fmt: skip
+
+COMMAND = [sys.executable, "-c", "from jaxrl_llm.cli.main import main; main()"]
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for_steps(run_dir, count, process):
+    """Until the run has recorded `count` steps."""
+    deadline = time.monotonic() + 300
+    path = run_dir / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < count:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def timeless(records):
+    """Records without what a clock says."""
+    clocks = ("_s", "device_seconds", "tokens_per_s")
+    return [{k: v for k, v in record.items() if not k.endswith(clocks)} for record in records]
+
+
+def test_train_writes_everything_and_the_books_balance(tiny, jaxrl, records):
+    run = tiny.parent / "run"
+    status, out, err = jaxrl("train", tiny, "rollout.max_lag=2", "train.steps=8", "--run-dir", run)
+    assert status == 0, err
+    for name in ("config.yaml", "environment.json", "state.json", "fit.json", "report.html", "checkpoints"):
+        assert (run / name).exists(), name
+    assert list((run / "events").iterdir())
+    steps, evaluations = records(run, "metrics"), records(run, "eval")
+    assert [r["step"] for r in steps] == list(range(1, 9))
+    assert [r["step"] for r in evaluations] == [0, 2, 4, 6, 8]
+    for record in steps:
+        settled = record["prompts_trained"] + sum(record["prompts_dropped"].values())
+        assert record["prompts_issued"] == settled + record["prompts_in_flight"]
+        assert settled == 2 * record["step"]
+        assert record["lag_max"] <= record["lag_bound"] == 2
+    assert all(record["mismatch_max"] < 1e-4 for record in evaluations)
+    status, out, _ = jaxrl("summary", run, "--json")
+    facts = json.loads(out)
+    assert status == 0
+    assert facts.keys() >= SUMMARY_KEYS
+    assert (facts["state"], facts["steps"], facts["metric"]) == ("finished", 8, "mean@2")
+    assert jaxrl("summary", run)[0] == 0
+    assert jaxrl("fit", run)[0] == 0
+    assert jaxrl("report", run)[0] == 0
+    # The same command on a finished run changes nothing; another config is refused.
+    again = jaxrl("train", tiny, "rollout.max_lag=2", "train.steps=8", "--run-dir", run)
+    assert again[0] == 0
+    assert records(run, "metrics") == steps
+    status, _, err = jaxrl("train", tiny, "rollout.max_lag=2", "train.steps=8", "seed=1", "--run-dir", run)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "belongs to another config (seed: 0 -> 1)" in err
+
+
+def test_a_frozen_policy_never_drifts_from_its_sampler(tiny, jaxrl, records):
+    # FIELD_BUGS 17: lr 0 with pushes at every step
+    run = tiny.parent / "run"
+    status, _, err = jaxrl("train", tiny, "optimizer.lr=0", "rollout.max_lag=2", "train.steps=12", "--run-dir", run)
+    assert status == 0, err
+    assert max(r["log_ratio_max"] for r in records(run, "metrics")) < 1e-4
+    assert max(r["mismatch_max"] for r in records(run, "eval")) < 1e-4
+    assert max(r["lag_max"] for r in records(run, "metrics")) > 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_run_goes_on_and_ends_as_if_uninterrupted(tiny, jaxrl, records, how):
+    """Synchronous (max_lag 0), where nothing depends on a clock: the records are equal to the last bit."""
+    arguments = ["train", tiny, "train.steps=12"]
+    whole, broken = tiny.parent / "whole", tiny.parent / "broken"
+    process = start(*arguments, "--run-dir", broken)
+    wait_for_steps(broken, 5, process)
+    process.send_signal(how)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == (-9 if how == signal.SIGKILL else 130), output
+    assert len((broken / "metrics.jsonl").read_text().splitlines()) < 12
+    assert jaxrl(*arguments, "--run-dir", broken)[0] == 0
+    assert jaxrl(*arguments, "--run-dir", whole)[0] == 0
+    for name in ("metrics", "eval", "samples", "sft"):
+        assert timeless(records(broken, name)) == timeless(records(whole, name)), name
+
+
+def test_two_processes_cannot_share_a_run_directory(tiny, jaxrl):
+    from jaxrl_llm.metrics import lock_run
+
+    lock = lock_run(tiny.parent / "run")
+    status, _, err = jaxrl("train", tiny, "--run-dir", tiny.parent / "run")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "in use by another process" in err
+    lock.close()
