@@ -48,7 +48,7 @@ def compiled(chunk):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("chunk", [1, 4, 13, 100])
+@pytest.mark.parametrize("chunk", [4, 13, 100])
 def test_chunked_head_equals_the_plain_one_in_values_and_gradients(chunk, temperature):
     arrays = draw()
     values, gradients = by_hand(*arrays, temperature)
@@ -180,13 +180,12 @@ def test_sharded_equals_unsharded(cpu_devices, shape, head_spec):
     arrays = draw(n=64, v=40)
     specs = (P("data", None), head_spec, P("data"), P(None, "data"))
     placed = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)]
-    (_, values), gradients = compiled(16)(*placed, 0.8)
+    program = compiled(16).lower(*placed, 0.8).compile()
+    (_, values), gradients = program(*placed, 0.8)
     (_, plain), plain_gradients = compiled(16)(*arrays, 0.8)
     for got, wanted in zip((*values, *gradients), (*plain, *plain_gradients), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
     if head_spec == P():
         # Chunks are strided: no device asks another for hidden states.
-        text = compiled(16).lower(*placed, 0.8).compile().as_text()
-        assert "all-gather" not in text
-        assert "all-to-all" not in text
-        assert "collective-permute" not in text
+        for moved in ("all-gather", "all-to-all", "collective-permute"):
+            assert moved not in program.as_text()

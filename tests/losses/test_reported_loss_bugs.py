@@ -4,6 +4,8 @@ Elsewhere in this folder: k1/k3 gradients (test_kl_and_entropy), the ratio metri
 the CISPO cap read as 1 + eps and corrections of the wrong shape (test_algorithm_table).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,12 +31,14 @@ def padded(seed=0, width=16):
     return logprobs, behavior, a, mask
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def loss_of(objective, weights_N, logprobs, behavior, a, mask):
     j = objective(logprobs, behavior, behavior, a, mask)
     return -jnp.sum(jnp.asarray(weights_N, jnp.float32)[:, None] * j)
 
 
-CISPO = bind("cispo", ratio_cap=5.0)
+CISPO, PPO = bind("cispo", ratio_cap=5.0), bind("ppo")
+RATIO_OBJECTIVES = [bind("ppo", dual_clip=3.0), PPO, bind("gspo"), bind("gspo_token"), CISPO]
 
 
 @pytest.mark.parametrize("keep_all", [True, False])
@@ -47,9 +51,8 @@ def test_token_mean_per_microbatch(order, keep_all):
     weights = completion_weights(LENGTHS, PROMPTS, keep, kind="token")
     weight = np.minimum(np.exp(logprobs - behavior), 5.0)
     reference = -(weight * a * logprobs)[mask & keep[:, None]].sum() / LENGTHS[keep].sum()
-    part = jax.jit(lambda *x: loss_of(CISPO, *x))
     arrays = [x[rows] for x in (weights, logprobs, behavior, a, mask & keep[:, None])]
-    total = sum(part(*(x[i : i + 4] for x in arrays)) for i in range(0, 16, 4))
+    total = sum(loss_of(CISPO, *(x[i : i + 4] for x in arrays)) for i in range(0, 16, 4))
     np.testing.assert_allclose(total, reference, rtol=1e-5)
     if keep_all:  # the reported way gives something else on these numbers
         terms = (weight * a * logprobs)[rows]
@@ -67,8 +70,8 @@ def test_global_loss_divided_again_by_the_number_of_microbatches():
 
 def test_dr_grpo_divisor_is_the_constant_and_not_the_padded_length():
     weights = completion_weights(LENGTHS, PROMPTS, np.ones(16, bool), kind="constant", max_tokens=100)
-    narrow = loss_of(bind("ppo"), weights, *padded())
-    wide = loss_of(bind("ppo"), weights, *(np.pad(x, [(0, 0), (0, 48)]) for x in padded()))
+    narrow = loss_of(PPO, weights, *padded())
+    wide = loss_of(PPO, weights, *(np.pad(x, [(0, 0), (0, 48)]) for x in padded()))
     np.testing.assert_allclose(narrow, wide, rtol=1e-6)
     np.testing.assert_allclose(weights, 1 / 1600)
 
@@ -125,7 +128,7 @@ def test_gspo_term_broadcast_against_the_mask_weights_by_length():
 
 def test_cispo_without_logp_has_no_gradient():
     logprobs, behavior, a, mask = padded()
-    slopes = jax.grad(lambda x: CISPO(x, behavior, None, a, mask).sum())(logprobs)
+    slopes = jax.jit(jax.grad(lambda x: CISPO(x, behavior, None, a, mask).sum()))(logprobs)
     assert (np.abs(np.asarray(slopes)[mask]) > 0).all()
 
 
@@ -133,9 +136,11 @@ def test_cispo_anchored_on_recomputed_logprobs_is_inert_when_asynchronous():
     """The cap must see the sampler's staleness: one update per batch, sampler 2 nats behind, cap 5."""
     logprobs, mask, a = np.full((1, 4), -1.0), np.ones((1, 4), bool), np.ones((1, 4))
     stale = logprobs - 2.0
-    slopes = jax.grad(lambda x: CISPO(x, stale, None, a, mask).sum())(logprobs)
+    recomputed = bind("cispo", ratio_cap=5.0, anchor="old")
+    slopes, inert = jax.jit(
+        lambda x: [jax.grad(lambda x, f=f: f(x, stale, None, a, mask).sum())(x) for f in (CISPO, recomputed)]
+    )(logprobs)
     np.testing.assert_allclose(slopes, 5.0, rtol=1e-6)
-    inert = jax.grad(lambda x: bind("cispo", ratio_cap=5.0, anchor="old")(x, stale, None, a, mask).sum())(logprobs)
     np.testing.assert_allclose(inert, 1.0, rtol=1e-6)
 
 
@@ -156,8 +161,8 @@ def test_zero_variance_groups_receive_kl_or_stay_in_denominators():
 
     def loss(rows, weights):
         x = [v[rows] for v in (logprobs, behavior, behavior, a, mask)]
-        j = CISPO(*x) - 0.5 * kl.k3(x[0], x[1] - 0.3, x[4])
-        return -float(jnp.sum(weights[:, None] * j))
+        j = np.asarray(CISPO(*x)) - 0.5 * np.asarray(kl.k3(x[0], x[1] - 0.3, x[4]))
+        return -(weights[:, None] * j).sum()
 
     without = completion_weights(LENGTHS[keep], PROMPTS[keep], keep[keep], kind="prompt")
     assert loss(np.arange(16), weights) == pytest.approx(loss(np.flatnonzero(keep), without), rel=1e-6)
@@ -210,16 +215,15 @@ def test_nan_gradients_from_a_huge_ratio_at_a_trained_token():
     """The clipped branch must not send 0 * inf back: log-ratio 1e4, both signs of the advantage."""
     logprobs, zeros, mask = np.array([[1e4, 1e4, -1e4, -1e4]]), np.zeros((1, 4)), np.ones((1, 4), bool)
     a = np.array([[1.0, -1.0, 1.0, -1.0]])
-    for name, constants in (("ppo", {}), ("gspo", {}), ("gspo_token", {}), ("cispo", {"ratio_cap": 5.0})):
-        objective, tis = bind(name, **constants), bind_importance("tis")
+    tis = bind_importance("tis")
 
-        def weighted(x, f=objective, w=tis):
-            arrays = (x, zeros, zeros, a, mask)
-            return jnp.sum(f(*arrays) * w(*arrays) - kl.k3(x, zeros, mask))
+    def weighted(x):
+        arrays = (x, zeros, zeros, a, mask)
+        return sum(jnp.sum(f(*arrays) * tis(*arrays) - kl.k3(x, zeros, mask)) for f in RATIO_OBJECTIVES)
 
-        value, slope = jax.value_and_grad(weighted)(logprobs)
-        assert np.isfinite(value)
-        assert np.isfinite(slope).all()
+    value, slope = jax.jit(jax.value_and_grad(weighted))(logprobs)
+    assert np.isfinite(value)
+    assert np.isfinite(slope).all()
 
 
 def test_deterministic_sampling_clones_the_group():
