@@ -138,7 +138,11 @@ def _final(config: ModelConfig, params: Params, x: Float[Array, "*b D"]) -> Floa
 
 
 def _over_layers(body, carry, layers: Params):
-    """`lax.scan` over stacked layers; a plain loop over a tuple of layers (see `unstack_layers`)."""
+    """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer.
+
+    The loop's compilation grows with depth, but no step copies a layer's weights out of the stack. XLA does so on
+    CPU, where with few rows that copy costs a third of a decode step.
+    """
     if not isinstance(layers, tuple):
         return jax.lax.scan(body, carry, (layers, jnp.arange(jax.tree.leaves(layers)[0].shape[0])))
     outputs = []
@@ -146,17 +150,6 @@ def _over_layers(body, carry, layers: Params):
         carry, output = body(carry, (layer_params, index))
         outputs.append(output)
     return carry, jax.tree.map(lambda *xs: jnp.stack(xs), *outputs)
-
-
-def unstack_layers(params: Params) -> Params:
-    """The same weights with `layers` a tuple of one tree per layer; every function of this module takes both forms.
-
-    Compilation grows with depth, but no step copies a layer's weights out of the stack. XLA does so on CPU, where
-    with few rows that copy costs a third of a decode step.
-    """
-    count = jax.tree.leaves(params["layers"])[0].shape[0]
-    layers = tuple(jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(count))
-    return {**params, "layers": layers}
 
 
 def forward_with_kv(
