@@ -33,7 +33,8 @@ class Bootstrap:
     def interval(self, level: float = LEVEL) -> dict[str, tuple[float, float]]:
         """Percentile intervals of A, B and C_mid at `level`."""
         tails = [(1 - level) / 2, (1 + level) / 2]
-        return {name: tuple(float(v) for v in np.quantile(getattr(self, name), tails)) for name in ("A", "B", "C_mid")}
+        ends = {name: np.quantile(getattr(self, name), tails) for name in ("A", "B", "C_mid")}
+        return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
     def band(self, compute: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
         """Prediction band at `compute` [M]: where a new evaluation would fall, curve and noise together. Two [M]."""
@@ -49,9 +50,13 @@ def bootstrap_sigmoid(curve: Curve, fit: SigmoidFit, *, resamples: int = RESAMPL
 
     Where R0 was measured at zero compute it is a measurement like the others, so it is resampled too.
     """
-    R0 = {"zero": "auto", "free": "free", "given": fit.R0}[fit.r0_source]
-    A = fit.A if fit.A_fixed else None
-    given = prepare_sigmoid(curve, A=A, R0=R0, lower=fit.lower, upper=fit.upper)
+    given = prepare_sigmoid(
+        curve,
+        A=fit.A if fit.A_fixed else None,
+        R0=fit.R0 if fit.r0_source == "given" else "free" if fit.r0_source == "free" else "auto",
+        lower=fit.lower,
+        upper=fit.upper,
+    )
     levels = Fits(*(np.array([getattr(fit, name)]) for name in Fits.__annotations__))
     return bootstrap_batch([given], levels, resamples=resamples, seed=seed)[0]
 
@@ -68,7 +73,7 @@ def bootstrap_batch(
     refits = fit_batch(
         compute,
         np.concatenate([rewards for rewards, _, _ in drawn]),
-        A=None if first.A is None else np.repeat([given.A for given in inputs], resamples),
+        A=None if first.A is None else np.repeat(fits.A, resamples),
         R0=None if first.R0 is None else np.concatenate([R0 for _, R0, _ in drawn]),
         lower=first.lower,
         upper=first.upper,

@@ -67,10 +67,13 @@ def curve_of_points(points: Sequence[RunPoint], axis: Axis = "flops") -> Curve:
     """The evaluation curve of a run on one compute axis: "flops", "tokens" or "device_seconds"."""
     if axis not in AXES:
         raise UserError(f"unknown compute axis {axis!r}; choose one of {', '.join(AXES)}")
-    return Curve(
-        np.array([getattr(point, axis) for point in points], dtype=np.float64),
-        np.array([point.metric for point in points], dtype=np.float64),
-    )
+    try:
+        return Curve(
+            np.array([getattr(point, axis) for point in points], dtype=np.float64),
+            np.array([point.metric for point in points], dtype=np.float64),
+        )
+    except UserError as error:
+        raise UserError(f"the run's curve over {axis} has no use: {error}") from error
 
 
 def read_curve(path: str | Path, x: str = "compute", y: str = "reward") -> Curve:

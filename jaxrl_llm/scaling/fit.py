@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,25 +37,26 @@ _START_PLACES = (-0.25, 0.05, 0.25, 0.45, 0.65, 0.85, 1.05, 1.5)  # of C_mid, in
 _ZERO_COMPUTE = -1e6  # ln C of a point at C = 0: the sigmoid is exactly R0 there
 _CHUNK = 256  # problems per call: one compiled size, small enough for the cache; a chunk ends with its slowest descent
 _SHORT, _LONG = 6, 200  # iterations
-_WIDTHS = (16, 32, 64, 96, 128)
+_WIDTHS = (32, 64, 96, 128)
 
 
 class _Problem(NamedTuple):
-    """What one descent needs; under vmap every leaf gains a leading axis. float64 and bool."""
+    """What one descent needs; under vmap every leaf gains a leading axis. Leaves are float64 and
+    bool, numpy arrays on the host and JAX arrays once traced."""
 
-    x: Array  # [N] ln C, shifted so that the points' middle is 0
-    y: Array  # [N]
-    root_weight: Array  # [N] square root of the weight; 0 is padding
-    origin: Array  # [] power law: x of the least compute; sigmoid_b: ln C_mid
-    A: Array  # [] value of A where it is fixed
-    A_free: Array  # [] bool
-    R0: Array  # [] value of R0 where it is fixed
-    R0_free: Array  # [] bool
-    lower: Array  # [] least R0
-    upper: Array  # [] greatest A
-    start: Array  # [P] shape parameters: ln B, and for the sigmoid ln C_mid
-    low: Array  # [P]
-    high: Array  # [P]
+    x: Any  # [N] ln C, shifted so that the points' middle is 0
+    y: Any  # [N]
+    root_weight: Any  # [N] square root of the weight; 0 is padding
+    origin: Any  # [] power law: x of the least compute; sigmoid_b: ln C_mid
+    A: Any  # [] value of A where it is fixed
+    A_free: Any  # [] bool
+    R0: Any  # [] value of R0 where it is fixed
+    R0_free: Any  # [] bool
+    lower: Any  # [] least R0
+    upper: Any  # [] greatest A
+    start: Any  # [P] shape parameters: ln B, and for the sigmoid ln C_mid
+    low: Any  # [P]
+    high: Any  # [P]
 
 
 def _shape(shape: Shape, p: Array, problem: _Problem) -> Array:

@@ -102,10 +102,14 @@ def forecast(
     try:
         curve = curve_of_points(points, axis)
     except UserError as error:
-        reason = str(error)
-        nothing = Curve(np.array([]), np.array([]))
-        return Forecast(axis, nothing, 0.0, None, reason, None, reason, np.array([]), None)
+        return no_forecast(axis, str(error))
     return forecast_curve(curve, axis=axis, resamples=resamples, seed=seed)
+
+
+def no_forecast(axis: str, reason: str) -> Forecast:
+    """The forecast of a run whose points are no curve on this axis."""
+    nothing = Curve(np.array([]), np.array([]))
+    return Forecast(axis, nothing, 0.0, None, reason, None, reason, np.array([]), None)
 
 
 def forecast_curve(

@@ -83,6 +83,34 @@ def test_never_worse_than_scipy_from_the_same_starts():
             assert ours.ssr[k] <= np.sum((sigmoid(COMPUTE, *theirs) - reward) ** 2) * (1 + 1e-8)
 
 
+@pytest.mark.parametrize(
+    ("R0", "lower", "upper"), [(None, 0.4, 0.58), (None, 0.0, 0.58), (None, 0.4, 1.0), (0.4, 0.4, 0.58)]
+)
+def test_bounds_hold_at_the_least_squares_optimum_under_them(R0, lower, upper):
+    """Levels of .35 and .61 fitted within bounds that cut off one or both of them."""
+    rewards = np.stack([noisy(seed, scale=0.02) for seed in range(8)])
+    ours = fit_batch(np.tile(COMPUTE, (8, 1)), rewards, R0=R0, lower=lower, upper=upper)
+    assert ours.converged.all()
+    if upper == 0.58:
+        np.testing.assert_allclose(ours.A, upper, rtol=0, atol=1e-12)
+    if lower == 0.4:
+        np.testing.assert_allclose(ours.R0, lower, rtol=0, atol=1e-12)
+    for k, reward in enumerate(rewards):
+        if R0 is None:
+            law, p0, low, high = sigmoid, (0.57, 2, 2500, 0.41), (0.5, 0.05, 1, lower), (upper, 50, 1e7, 0.5)
+        else:
+            law, p0, low, high = (
+                lambda c, A, B, m: sigmoid(c, A, B, m, 0.4),
+                (0.57, 2, 2500),
+                (0.5, 0.05, 1),
+                (upper, 50, 1e7),
+            )
+        theirs, _ = curve_fit(law, COMPUTE, reward, p0=p0, bounds=(low, high), max_nfev=5000)
+        assert ours.ssr[k] <= np.sum((law(COMPUTE, *theirs) - reward) ** 2) * (1 + 1e-8)
+    found = sigmoid(COMPUTE, ours.A[:, None], ours.B[:, None], ours.C_mid[:, None], ours.R0[:, None])
+    np.testing.assert_allclose(np.sum((found - rewards) ** 2, axis=1), ours.ssr, rtol=1e-9)
+
+
 def test_padding_and_batching_change_nothing():
     short, long = COMPUTE[:20], COMPUTE
     a, b = noisy(2)[:20], noisy(3)

@@ -80,6 +80,12 @@ def test_upto_moves_the_split():
     assert len(result.held_out) == 8
 
 
+def test_half_means_half_of_the_compute_not_of_the_points():
+    compute = np.geomspace(3e14, 9e15, 20)
+    result = forecast_curve(Curve(compute, sigmoid(compute, 0.9, 2.2, 2.5e15, 0.2)), resamples=20)
+    assert result.fit.fit.points == np.sum(compute <= 4.5e15) == 16
+
+
 def test_interval_that_reaches_the_bound_is_doubted():
     result = forecast(run(25, scale=0.03, C_mid=3.5e15), resamples=100)
     low, high = result.fit.interval["A"]
