@@ -29,8 +29,8 @@ def learning_rate(config: OptimizerConfig, step: int | jax.Array, *, total_steps
 def _scale_by_rate(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformationExtraArgs:
     # Taken from the run's step instead of a count of its own: a skipped update must not shift the schedule, and there
     # is one number less to checkpoint.
-    def update(updates: Any, state: optax.EmptyState, params: Params = None, *, step: jax.Array, **_: Any):
-        rate = learning_rate(config, step, total_steps=total_steps)
+    def update(updates: Any, state: Any, params: Params = None, **extra: Any) -> tuple[Any, Any]:
+        rate = learning_rate(config, extra["step"], total_steps=total_steps)
         return jax.tree.map(lambda u: -rate * u, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

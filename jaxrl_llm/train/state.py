@@ -36,13 +36,15 @@ def abstract_state(model: ModelConfig, optimizer: optax.GradientTransformation, 
     """
     params = abstract_params(model)
     placed = param_shardings(mesh, logical_axes(model), params)
+    whole: Any = replicated(mesh)
     opt_state = jax.eval_shape(lambda p: optimizer.init(as_float32(p)), params)
     # Optimizer leaves shaped like parameters live where these live; counts and the like are on every device.
     opt_placed = optax.tree.map_params(
-        optimizer, lambda _, sharding: sharding, opt_state, placed, transform_non_params=lambda _: replicated(mesh)
+        optimizer.init, lambda _, sharding: sharding, opt_state, placed, transform_non_params=lambda _: whole
     )
-    abstract = TrainState(step=jax.ShapeDtypeStruct((), jnp.int32), params=params, opt_state=opt_state)
-    shardings = TrainState(step=replicated(mesh), params=placed, opt_state=opt_placed)
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    abstract = TrainState(step=step, params=params, opt_state=opt_state)
+    shardings = TrainState(step=whole, params=placed, opt_state=opt_placed)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 
 
