@@ -1,6 +1,6 @@
 """The float32 head: logits, and log-probabilities with entropy that never hold [N, V] at once.
 
-Suffixes: N flat tokens, D model width, V vocabulary, C chunks, S tokens of one chunk.
+Suffixes: N flat tokens, D model width, V vocabulary, C chunks, S tokens of one chunk, K shards of N.
 """
 
 import functools
@@ -43,6 +43,7 @@ def token_logprobs(
     *,
     temperature: float | Float[Array, ""],
     chunk: int,
+    shards: int = 1,
     precision: Precision = HIGHEST,
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """Log-probability of each target and entropy of its distribution: two float32 [N], in nats.
@@ -53,21 +54,25 @@ def token_logprobs(
     outputs are not used adds nothing to any gradient, even if its hidden state is NaN.
 
     Chunks are strided, so that N sharded in contiguous blocks stays where it is: every device works on its part of
-    every chunk. `chunk` therefore counts the tokens of all devices together.
+    every chunk. `chunk` therefore counts the tokens of all devices together. `shards` is the number of blocks N is
+    sharded into (product of its mesh axes): with it, devices add up the head's gradient once instead of once per chunk.
+    It changes no result. A chunk is rounded up to a multiple of it.
 
-    Raises ValueError if `chunk` is not positive.
+    Raises ValueError if `chunk` or `shards` is not positive.
     """
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; it counts the tokens whose logits exist at once and must be at least 1")
+    if shards < 1:
+        raise ValueError(f"shards is {shards}; it counts the blocks that N is sharded into and must be at least 1")
     temperature = lax.stop_gradient(jnp.asarray(temperature, jnp.float32))
-    return _token_logprobs(hidden_ND, head_VD, targets_N, temperature, chunk, precision)
+    return _token_logprobs(hidden_ND, head_VD, targets_N, temperature, (chunk, shards), precision)
 
 
-def _chunked(x_N: Array, chunk: int) -> Array:
-    """[N, ...] -> [S, C, ...], padded with zeros; chunk c is [:, c]."""
-    n = x_N.shape[0]
+def _chunked(x_N: Array, chunking: tuple[int, int]) -> Array:
+    """[N, ...] -> [S, C, ...], padded with zeros; chunk c is [:, c]. S is a multiple of the shards."""
+    (chunk, shards), n = chunking, x_N.shape[0]
     chunks = max(1, -(-n // chunk))
-    size = -(-n // chunks)
+    size = -(-n // (chunks * shards)) * shards
     padded = jnp.pad(x_N, [(0, size * chunks - n)] + [(0, 0)] * (x_N.ndim - 1))
     return padded.reshape(size, chunks, *x_N.shape[1:])
 
@@ -87,10 +92,10 @@ def _is_target(targets_S: Array, vocab: int) -> Array:
     return targets_S[:, None] == jnp.arange(vocab, dtype=targets_S.dtype)[None, :]
 
 
-def _forward(hidden_ND, head_VD, targets_N, temperature, chunk, precision):
+def _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision):
     n, vocab = hidden_ND.shape[0], head_VD.shape[0]
     head_VD = head_VD.astype(jnp.float32)
-    hidden_SCD, targets_SC = _chunked(hidden_ND, chunk), _chunked(targets_N, chunk)
+    hidden_SCD, targets_SC = _chunked(hidden_ND, chunking), _chunked(targets_N, chunking)
 
     def one_chunk(_, c):
         logits_SV = project_f32(_pick(hidden_SCD, c), head_VD, precision=precision) / temperature
@@ -105,24 +110,24 @@ def _forward(hidden_ND, head_VD, targets_N, temperature, chunk, precision):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _token_logprobs(hidden_ND, head_VD, targets_N, temperature, chunk, precision):
-    logprobs_N, entropy_N, _ = _forward(hidden_ND, head_VD, targets_N, temperature, chunk, precision)
+def _token_logprobs(hidden_ND, head_VD, targets_N, temperature, chunking, precision):
+    logprobs_N, entropy_N, _ = _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision)
     return logprobs_N, entropy_N
 
 
-def _token_logprobs_fwd(hidden_ND, head_VD, targets_N, temperature, chunk, precision):
-    logprobs_N, entropy_N, logz_N = _forward(hidden_ND, head_VD, targets_N, temperature, chunk, precision)
+def _token_logprobs_fwd(hidden_ND, head_VD, targets_N, temperature, chunking, precision):
+    logprobs_N, entropy_N, logz_N = _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision)
     return (logprobs_N, entropy_N), (hidden_ND, head_VD, targets_N, temperature, entropy_N, logz_N)
 
 
-def _token_logprobs_bwd(chunk, precision, saved, cotangents):
+def _token_logprobs_bwd(chunking, precision, saved, cotangents):
     hidden_ND, head_VD, targets_N, temperature, entropy_N, logz_N = saved
-    n, vocab = hidden_ND.shape[0], head_VD.shape[0]
+    (n, d), vocab, shards = hidden_ND.shape, head_VD.shape[0], chunking[1]
     head_f32_VD = head_VD.astype(jnp.float32)
-    hidden_SCD = _chunked(hidden_ND, chunk)
-    by_chunk = [_chunked(x, chunk) for x in (targets_N, entropy_N, logz_N, *cotangents)]
+    hidden_SCD = _chunked(hidden_ND, chunking)
+    by_chunk = [_chunked(x, chunking) for x in (targets_N, entropy_N, logz_N, *cotangents)]
 
-    def one_chunk(d_head_VD, c):
+    def one_chunk(d_head_KVD, c):
         targets_S, entropy_S, logz_S, d_logprobs_S, d_entropy_S = (_pick(x, c) for x in by_chunk)
         # A row nobody differentiates may hold NaN (padding); 0 * NaN would spread into the head.
         live_S1 = ((d_logprobs_S != 0) | (d_entropy_S != 0))[:, None]
@@ -136,11 +141,15 @@ def _token_logprobs_bwd(chunk, precision, saved, cotangents):
         d_logits_SV = d_logprobs_S[:, None] * (is_target_SV - p_SV)
         d_logits_SV -= d_entropy_S[:, None] * (plogp_SV + p_SV * entropy_S[:, None])
         d_logits_SV = jnp.where(live_S1, d_logits_SV / temperature, 0.0)
-        d_head_VD += _dot_f32(d_logits_SV, hidden_SD, (0, 0), precision)
-        return d_head_VD, _dot_f32(d_logits_SV, head_f32_VD, (1, 0), precision).astype(hidden_ND.dtype)
+        # Each shard adds up its own tokens; a plain dot would have all devices agree on [V, D] after every chunk.
+        by_shard = [x.reshape(shards, -1, x.shape[-1]) for x in (d_logits_SV, hidden_SD)]
+        d_head_KVD += jax.vmap(lambda d, h: _dot_f32(d, h, (0, 0), precision))(*by_shard)
+        return d_head_KVD, _dot_f32(d_logits_SV, head_f32_VD, (1, 0), precision).astype(hidden_ND.dtype)
 
-    d_head_VD, d_hidden_CSD = lax.scan(one_chunk, jnp.zeros_like(head_f32_VD), jnp.arange(hidden_SCD.shape[1]))
-    return _unchunked(d_hidden_CSD, n), d_head_VD.astype(head_VD.dtype), None, jnp.zeros_like(temperature)
+    nothing_KVD = jnp.zeros((shards, vocab, d), jnp.float32)
+    d_head_KVD, d_hidden_CSD = lax.scan(one_chunk, nothing_KVD, jnp.arange(hidden_SCD.shape[1]))
+    d_head_VD = d_head_KVD.sum(axis=0).astype(head_VD.dtype)
+    return _unchunked(d_hidden_CSD, n), d_head_VD, None, jnp.zeros_like(temperature)
 
 
 _token_logprobs.defvjp(_token_logprobs_fwd, _token_logprobs_bwd)

@@ -83,6 +83,11 @@ def test_equal_rewards_give_exactly_zero(reward, dtype):
             assert not normalise(baseline(rewards), kind=kind)[0].any()
 
 
+def test_rewards_that_differ_in_the_last_bit_are_a_signal():
+    rewards = np.array([[0.1, np.nextafter(0.1, 1.0)], [0.1, 0.1]])
+    assert zero_variance(rewards).tolist() == [False, True]
+
+
 @given(rewards_PG, keeps_PG)
 def test_dropped_siblings_are_not_read(rewards, keep):
     dirty = np.where(keep, rewards, np.nan)
