@@ -5,9 +5,10 @@ Ratios are measured before any truncation: a capped ratio would report the cap.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -19,7 +20,8 @@ from jaxrl_llm.losses.objectives import log_ratio
 from jaxrl_llm.types import WeightedSum
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Maximum:
     """The largest value seen; `+` keeps the larger."""
 
