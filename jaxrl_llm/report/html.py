@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from jaxrl_llm.report import charts
 from jaxrl_llm.report.fitting import DEFAULT_AXIS, describe_fits, forecast_run, write_atomically
@@ -130,12 +131,13 @@ def _unaccounted(summary: Mapping[str, Any]) -> int | None:
 
 
 def _curve_figures(run: RunFiles, main: Forecast) -> list[dict[str, str]]:
-    if not len(main.curve):
-        return []
+    """The curve on both axes, each where two points at least have a place on it (the accuracy chart has them all)."""
     metric = (run.metric or "reward").replace("$", r"\$")
-    scales = [("linear", "Evaluation curve"), ("log", "Evaluation curve, logarithmic compute")]
-    if not (main.curve.compute > 0).any():
-        scales = scales[:1]
+    scales = []
+    if len(main.curve) > 1:
+        scales.append(("linear", "Evaluation curve"))
+    if np.count_nonzero(main.curve.compute) > 1:
+        scales.append(("log", "Evaluation curve, logarithmic compute"))
     return [
         {"title": title, "src": charts.image(forecast_figure(main, x_scale=scale, y_label=metric))}
         for scale, title in scales
@@ -169,7 +171,8 @@ def _fit_rows(forecasts: Mapping[str, Forecast]) -> list[dict[str, Any]]:
                     },
                 }
             )
-    return rows
+    # Where nothing could be fitted the page gives the reason once, above.
+    return rows if any(row["reason"] is None for row in rows) else []
 
 
 def _prompts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -80,6 +80,7 @@ Intervals are at 95&nbsp;%, from a residual bootstrap.</p>
 {%- endfor %}
 </div>
 {%- endif %}
+{%- if fit_rows %}
 <div class="card" style="margin-top:14px">
 <table>
 <tr><th>fitted over</th><th class="n">points</th><th class="n">A</th><th>95 %</th><th class="n">B</th><th>95 %</th>
@@ -96,6 +97,7 @@ Intervals are at 95&nbsp;%, from a residual bootstrap.</p>
 {%- endfor %}
 </table>
 </div>
+{%- endif %}
 </section>
 
 <section id="training">

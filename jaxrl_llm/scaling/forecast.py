@@ -126,6 +126,8 @@ def forecast_curve(
     last = float(curve.compute[-1]) if len(curve) else 0.0
     split = last / 2 if upto is None else float(upto)
     part, reason = _fit_part(curve, curve.where(curve.compute <= split), lower, upper, resamples, seed)
+    if reason is not None:
+        reason = f"of {len(curve)} points those up to compute {split:.4g} cannot be fitted: {reason}"
     full, full_reason = _fit_part(curve, curve, lower, upper, resamples, seed)
     held_out = curve.where(curve.compute > split)
     predicted, error = np.array([]), None

@@ -31,7 +31,7 @@ def new_axes(width: float = 6.2, height: float = 3.4) -> tuple[Figure, Axes]:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(MUTED)
-    axes.tick_params(colors=MUTED, labelsize=9)
+    axes.tick_params(which="both", colors=MUTED, labelsize=9)
     axes.xaxis.label.set_color(INK)
     axes.yaxis.label.set_color(INK)
     return figure, axes
