@@ -165,6 +165,11 @@ class PolicyEngine(Engine):
         tokenizer_path: str = "",
         unstack: bool | None = None,
     ):
+        sizes = {"slots": slots, "decode_steps": decode_steps}
+        sizes |= {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens}
+        for name, value in sizes.items():
+            if value < 1:
+                raise UserError(f"{name} is {value}; it must be at least 1")
         sharding.check_divides(mesh, ("heads", "kv_heads"), (model.heads, model.kv_heads), "sampler.mesh")
         if slots % mesh.shape["data"]:
             raise UserError(
@@ -178,9 +183,6 @@ class PolicyEngine(Engine):
             )
         if not 0 <= eos_id < model.vocab_size:
             raise UserError(f"the end-of-sequence id {eos_id} is outside the vocabulary of {model.vocab_size} tokens")
-        for name, value in (("slots", slots), ("decode_steps", decode_steps), ("max_new_tokens", max_new_tokens)):
-            if value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
         self.model = model
         self.slots = slots
         self.decode_steps = decode_steps

@@ -54,25 +54,27 @@ def sample(
     A Gumbel draw would need V random numbers per slot and step. Here the vocabulary is cut into blocks: the first
     uniform picks block b with probability Z_b / Z (Z_b sums exp(logit / T) over the block, Z over all), the second
     picks a token inside with probability exp(logit / T) / Z_b. The product is the softmax exactly, up to float32
-    rounding of the sums and the 2^-23 grid of each uniform. A token of probability 0 (logit -inf) is never drawn.
+    rounding of the sums and the 2^-24 grid of each uniform. A token of probability 0 (logit -inf) is never drawn.
     """
     S, V = logits_SV.shape
     W = _block_width(V)
     greedy_S = temperature_S == 0
     divisor_S1 = jnp.where(greedy_S, 1.0, temperature_S)[:, None]
     logits_SBW = jnp.pad(logits_SV, ((0, 0), (0, -V % W)), constant_values=-jnp.inf).reshape(S, -1, W)
-    uniform_S2 = jax.vmap(lambda key: jax.random.uniform(key, (2,), jnp.float32))(keys_S)
+    # A token's key is the output block of a counter-mode cipher, 64 random bits used nowhere else: no further hashing.
+    uniform_S2 = (jax.random.key_data(keys_S) >> 8).astype(jnp.float32) * jnp.float32(2**-24)
 
     # Reductions read the logits themselves, so that no scaled copy of [S, V] is ever written.
     peak_SB = jnp.max(logits_SBW, axis=-1) / divisor_S1
     peak_S1 = jnp.max(peak_SB, axis=-1, keepdims=True)
     mass_SB = jnp.sum(jnp.exp(logits_SBW / divisor_S1[:, :, None] - peak_S1[:, :, None]), axis=-1)
-    log_total_S = peak_S1[:, 0] + jnp.log(jnp.sum(mass_SB, axis=-1))
+    log_total_S = jnp.log(jnp.sum(mass_SB, axis=-1))
 
     block_S = jnp.where(greedy_S, jnp.argmax(peak_SB, axis=-1), _pick(mass_SB, uniform_S2[:, 0]))
     inside_SW = jnp.take_along_axis(logits_SBW, block_S[:, None, None], axis=1)[:, 0] / divisor_S1
     # Relative to the block's own peak: a light block underflows against the whole vocabulary's.
     mass_SW = jnp.exp(inside_SW - jnp.max(inside_SW, axis=-1, keepdims=True))
     place_S = jnp.where(greedy_S, jnp.argmax(inside_SW, axis=-1), _pick(mass_SW, uniform_S2[:, 1]))
-    logprob_S = jnp.take_along_axis(inside_SW, place_S[:, None], axis=1)[:, 0] - log_total_S
+    # Peak first: a large logit minus a large log-sum-exp would lose what separates them.
+    logprob_S = jnp.take_along_axis(inside_SW - peak_S1, place_S[:, None], axis=1)[:, 0] - log_total_S
     return (block_S * W + place_S).astype(jnp.int32), logprob_S
