@@ -144,11 +144,11 @@ class Joined:
             on_evaluation=self.progress.evaluation,
         )
 
-    def evaluate(self, version: int, params: Params, sampler_params: Params) -> dict[str, Any]:
+    def evaluate(self, version: int, params: Params) -> dict[str, Any]:
         """Held-out mean@n of one version, on an engine state of its own while training's sampler goes on."""
         config = self.setup.config
         groups = evaluate(
-            Scheduler(self.engine, sampler_params, version=version),
+            Scheduler(self.engine, params, version=version),
             self.setup.heldout_tasks,
             self.setup.environment,
             samples=config.eval.samples,

@@ -63,9 +63,11 @@ def fit(
     y: Annotated[str, typer.Option(help="reward column of a file")] = "reward",
 ) -> None:
     """Fit the sigmoid to the first half of a curve and hold the second half against it; prints JSON."""
-    from jaxrl_llm.report.fitting import fit_file, fit_run
+    from jaxrl_llm.report.fitting import fit_run
+    from jaxrl_llm.scaling.curves import read_curve
+    from jaxrl_llm.scaling.forecast import forecast_curve
 
-    result = fit_run(source) if source.is_dir() else fit_file(source, x=x, y=y)
+    result = forecast_curve(read_curve(source, x, y)).describe() if source.is_file() else fit_run(source)
     typer.echo(json.dumps(result, indent=1, allow_nan=False))
 
 

@@ -47,7 +47,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything the loop joins. `evaluate(version, trainer params, sampler params)` returns an eval record."""
+    """Everything the loop joins. `evaluate(version, params)` returns an eval record."""
 
     train_step: TrainStep
     select: Callable[[Sequence[EpisodeGroup]], StepGroups]
@@ -58,7 +58,7 @@ class Parts:
     board: WeightBoard
     issuer: GroupIssuer
     to_sampler: Callable[[Params], Params]
-    evaluate: Callable[[int, Params, Params], dict[str, Any]]
+    evaluate: Callable[[int, Params], dict[str, Any]]
     sample_records: Callable[[int, Sequence[EpisodeGroup]], list[dict[str, Any]]]
     save: Callable[[int, TrainState, Mapping[str, Any]], None]
     log: RunLog
@@ -100,10 +100,8 @@ def run_loop(
 
     Raises RunFailedError when an update had to be refused, and whatever ended the sampling thread.
     """
-    sampler_params = parts.to_sampler(state.params)
-    parts.board.publish(PolicyWeights(start, sampler_params))
     if start == 0:
-        _evaluate(parts, counters, 0, state.params, sampler_params)
+        _evaluate(parts, counters, 0, state.params)
     parts.worker.start()
     try:
         return _steps(state, parts, schedule, counters, start, stop_requested)
@@ -129,8 +127,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
 
         version = step + 1
         parts.slots.trained(version, len(groups))
-        sampler_params = parts.to_sampler(state.params)
-        parts.board.publish(PolicyWeights(version, sampler_params))
+        parts.board.publish(PolicyWeights(version, parts.to_sampler(state.params)))
         parts.issuer.settle(chosen.trained, chosen.dropped, groups)
         # The step before is read only now, so that the device never waits for the host's records.
         _flush(parts, counters, pending)
@@ -161,7 +158,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
             pending = None
         if evaluate:
             parts.log.samples(parts.sample_records(version, groups))
-            _evaluate(parts, counters, version, state.params, sampler_params)
+            _evaluate(parts, counters, version, state.params)
         if checkpoint:
             parts.save(version, state, asdict(counters))
         if evaluate or checkpoint:
@@ -202,11 +199,11 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _evaluate(parts: Parts, counters: Counters, version: int, params: Params, sampler_params: Params) -> None:
+def _evaluate(parts: Parts, counters: Counters, version: int, params: Params) -> None:
     record = {
         "step": version,
         "version": version,
-        **parts.evaluate(version, params, sampler_params),
+        **parts.evaluate(version, params),
         "flops": counters.flops,
         "tokens": counters.tokens_generated,
         "device_seconds": counters.device_seconds,
