@@ -15,7 +15,7 @@ DEFAULT_AXIS = "flops"
 
 def forecast_run(run: RunFiles) -> dict[str, Forecast]:
     """First half against second half on every compute axis. Deterministic, and never raises for a poor curve."""
-    found = {}
+    found: dict[str, Forecast] = {}
     for axis in AXES:
         try:
             found[axis] = forecast_curve(run.curve(axis), axis=axis)

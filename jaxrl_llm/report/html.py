@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import numpy as np
@@ -133,7 +133,7 @@ def _unaccounted(summary: Mapping[str, Any]) -> int | None:
 def _curve_figures(run: RunFiles, main: Forecast) -> list[dict[str, str]]:
     """The curve on both axes, each where two points at least have a place on it (the accuracy chart has them all)."""
     metric = (run.metric or "reward").replace("$", r"\$")
-    scales = []
+    scales: list[tuple[Literal["linear", "log"], str]] = []
     if len(main.curve) > 1:
         scales.append(("linear", "Evaluation curve"))
     if np.count_nonzero(main.curve.compute) > 1:
@@ -145,7 +145,7 @@ def _curve_figures(run: RunFiles, main: Forecast) -> list[dict[str, str]]:
 
 
 def _fit_rows(forecasts: Mapping[str, Forecast]) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for axis, found in forecasts.items():
         name = _AXIS_NAMES[axis]
         parts = [(f"first half, {name}", found.fit, found.reason, found.forecast_error)]
