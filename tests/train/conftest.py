@@ -3,47 +3,79 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tiny_policy import ADAMW, GRADIENT, MODEL, OBJECTIVE
+from tiny_policy import ADAMW, HEAD_CHUNK, MODEL, OBJECTIVE, OPTIMIZER_CONFIG, TEMPERATURE
 
-from jaxrl_llm.models.transformer import init_params
+from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.sharding import make_mesh
-from jaxrl_llm.train.state import state_from_params
+from jaxrl_llm.train.state import shardings_of, state_from_params
 from jaxrl_llm.train.step import make_train_step
 
 
 @pytest.fixture(scope="session")
 def host_params():
-    return jax.tree.map(np.asarray, init_params(MODEL, seed=3))
+    """Weights uneven enough to matter, drawn in numpy, which has nothing to compile."""
+    rng = np.random.default_rng(3)
+
+    def draw(path, x):
+        noise = rng.normal(size=x.shape).astype(np.float32)
+        return 1 + 0.1 * noise if "norm" in jax.tree_util.keystr(path) else 0.18 * noise
+
+    return jax.tree_util.tree_map_with_path(draw, abstract_params(MODEL))
 
 
 @pytest.fixture(scope="session")
-def build_step():
-    """`build(axes, optimizer) -> (step, new_state)`, one compilation per mesh, optimizer and batch shape."""
+def traces():
+    """Grows whenever a step built by `build_step` is traced."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def build_step(host_params, traces):
+    """`build(axes, remat=False) -> (step, new_state)`, compiled once for each."""
+
+    def counted_objective(*args):
+        traces.append(1)
+        return OBJECTIVE(*args)
 
     @functools.cache
-    def build(axes, optimizer):
+    def build(axes, remat=False):
         sizes = dict(axes)
         mesh = make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values())))])
-        step = make_train_step(MODEL, optimizer, OBJECTIVE, mesh=mesh, temperature=0.7, head_chunk=48, remat=False)
-        return step, functools.partial(state_from_params, MODEL, optimizer, mesh=mesh)
+        step = make_train_step(
+            MODEL,
+            ADAMW,
+            counted_objective,
+            mesh=mesh,
+            temperature=TEMPERATURE,
+            head_chunk=HEAD_CHUNK,
+            remat=remat,
+        )
+        first = state_from_params(MODEL, ADAMW, mesh=mesh, params=host_params)
+        shardings, first = shardings_of(first), jax.tree.map(np.asarray, first)
+
+        def new_state():
+            # Not state_from_params each time: it compiles the optimizer's init.
+            return jax.tree.map(lambda x, s: jax.device_put(x, s, may_alias=False), first, shardings)
+
+        return step, new_state
 
     return build
 
 
 @pytest.fixture(scope="session")
-def adamw(build_step, host_params):
-    """(step, new_state) on one device with AdamW."""
-    step, new_state = build_step((("data", 1),), ADAMW)
-    return step, lambda: new_state(params=host_params)
+def one_device(build_step):
+    """(step, new_state) on one device."""
+    return build_step((("data", 1),))
 
 
 @pytest.fixture(scope="session")
-def gradient_of(build_step, host_params):
-    """`gradient_of(batch) -> (host gradient tree, metrics)` on one device."""
-    step, new_state = build_step((("data", 1),), GRADIENT)
+def gradient_of(one_device):
+    """`gradient_of(batch) -> (host gradient tree, metrics)`, read from Adam's first moment after one step."""
+    step, new_state = one_device
 
     def gradient(batch):
-        state, metrics = step(new_state(params=host_params), batch)
-        return jax.tree.map(lambda old, new: old - np.asarray(new), host_params, state.params), metrics
+        state, metrics = step(new_state(), batch)
+        moment = next(s for s in state.opt_state if hasattr(s, "mu")).mu
+        return jax.tree.map(lambda m: np.asarray(m) / (1 - OPTIMIZER_CONFIG.b1), moment), metrics
 
     return gradient

@@ -3,7 +3,6 @@
 import functools
 
 import numpy as np
-import optax
 
 from jaxrl_llm.config import ModelConfig, OptimizerConfig
 from jaxrl_llm.losses.objectives import cispo
@@ -11,11 +10,12 @@ from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.types import TrainBatch
 
 MODEL = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, head_dim=8, d_ff=48, vocab_size=20, max_context=16)
-T = 16
+M, B, T = 8, 8, 16
+TEMPERATURE = 0.7
+HEAD_CHUNK = 64
 OBJECTIVE = functools.partial(cispo, ratio_cap=5.0)
-ADAMW = make_optimizer(OptimizerConfig(lr=1e-3, warmup_steps=4, weight_decay=0.1), total_steps=100)
-GRADIENT = optax.sgd(1.0)
-"""With it, parameters before minus parameters after is the gradient."""
+OPTIMIZER_CONFIG = OptimizerConfig(lr=1e-3, warmup_steps=4, weight_decay=0.1)
+ADAMW = make_optimizer(OPTIMIZER_CONFIG, total_steps=100)
 
 
 def documents(seed, count=16):
@@ -38,20 +38,19 @@ def documents(seed, count=16):
     return made
 
 
-def pack(docs, *, per_row, shape, microbatches=None):
-    """A TrainBatch [M, B, T] with `per_row` documents in a row, filled in order."""
-    M, B = shape
-    fields = {name: np.zeros((M * B, T), np.float32) for name in ("token_weights", "advantages", "behavior_logprobs")}
-    fields |= {name: np.zeros((M * B, T), np.int32) for name in ("tokens", "targets", "positions", "segment_ids")}
-    for start in range(0, len(docs), per_row):
-        row, cursor = start // per_row, 0
-        for segment, doc in enumerate(docs[start : start + per_row], 1):
+def make_batch(docs, *, microbatches=2, per_row=1):
+    """A TrainBatch [M, B, T]: `per_row` documents in a row, the rows dealt evenly over the first `microbatches`."""
+    fields = {name: np.zeros((M, B, T), np.float32) for name in ("token_weights", "advantages", "behavior_logprobs")}
+    fields |= {name: np.zeros((M, B, T), np.int32) for name in ("tokens", "targets", "positions", "segment_ids")}
+    rows = [docs[start : start + per_row] for start in range(0, len(docs), per_row)]
+    rows_each = -(-len(rows) // microbatches) if microbatches else 0
+    for index, row in enumerate(rows if microbatches else ()):
+        m, b = divmod(index, rows_each)
+        cursor = 0
+        for segment, doc in enumerate(row, 1):
             end = cursor + len(doc["tokens"])
             for name, values in doc.items():
-                fields[name][row, cursor:end] = values
-            fields["segment_ids"][row, cursor:end] = segment
+                fields[name][m, b, cursor:end] = values
+            fields["segment_ids"][m, b, cursor:end] = segment
             cursor = end
-    microbatches = M if microbatches is None else microbatches
-    return TrainBatch(
-        **{name: x.reshape(M, B, T) for name, x in fields.items()}, microbatches=np.asarray(microbatches, np.int32)
-    )
+    return TrainBatch(**fields, microbatches=np.asarray(microbatches, np.int32))
