@@ -95,7 +95,7 @@ class RunLog:
 
     def _scalars(self, prefix: str, record: Mapping[str, Any]) -> None:
         for key, value in record.items():
-            if isinstance(value, int | float) and key != "step":
+            if isinstance(value, int | float) and math.isfinite(value) and key != "step":
                 self._events.add_scalar(f"{prefix}/{key}", value, record["step"])
 
 

@@ -1,5 +1,6 @@
 """What a person sees while a run goes on, and when it has ended."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -79,7 +80,7 @@ class Progress:
 
 def _cell(row: Mapping[str, Any], key: str, form: str) -> str:
     value = row.get(key)
-    return "" if value is None else form.format(value)
+    return "" if value is None or not math.isfinite(value) else form.format(value)
 
 
 def print_summary(facts: Mapping[str, Any]) -> None:

@@ -140,6 +140,12 @@ def _finish(run_dir: Path, outcome: Outcome, steps: int, log: RunLog, progress: 
     facts = summarise(run_dir)
     if outcome.message:
         progress.say(outcome.message)
-    progress.say(f"{outcome.state} at step {outcome.step} of {steps}: held-out {facts['metric']} "
-                 f"{facts['eval_first']:.4f} -> {facts['eval_last']:.4f}")  # fmt: skip
+    progress.say(
+        f"{outcome.state} at step {outcome.step} of {steps}: held-out {facts['metric']} "
+        f"{_short(facts['eval_first'])} -> {_short(facts['eval_last'])}"
+    )
     progress.say(f"report: {path}")
+
+
+def _short(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"

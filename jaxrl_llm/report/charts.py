@@ -106,12 +106,10 @@ def lag(run: RunFiles) -> Figure | None:
 
 
 def mismatch(run: RunFiles) -> Figure | None:
-    """Distance between the trainer's and the sampler's log-probabilities of the trained tokens.
-
-    With weights that moved in between (lag above 0) it holds the policy's own change too.
-    """
+    """Distance between the trainer's and the sampler's log-probabilities, both under the weights of one evaluation."""
     lines = [
-        (label, *series(run.metrics, key)) for label, key in (("largest", "mismatch_max"), ("mean", "mismatch_mean"))
+        (label, *series(run.evaluations, key))
+        for label, key in (("largest", "mismatch_max"), ("mean", "mismatch_mean"))
     ]
     lines = [(label, steps, values) for label, steps, values in lines if steps.size]
     if not lines:
@@ -244,7 +242,7 @@ def training_charts(run: RunFiles) -> list[tuple[str, str, Figure | None]]:
         ("Lag by step", "The bound is kept by counting; a batch beyond it stops the run.", lag(run)),
         (
             "Sampler-trainer mismatch",
-            "Distance of the same tokens' log-probabilities; lag adds the policy's change.",
+            "Distance of the same tokens' log-probabilities under the same weights: numerics alone.",
             mismatch(run),
         ),
         ("Importance ratio", "Largest ratio of each step, before capping.", ratio(run)),

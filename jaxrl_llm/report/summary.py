@@ -48,7 +48,7 @@ def summarise_files(run: RunFiles, fits: dict[str, Any]) -> dict[str, Any]:
         "forecast_error": fits["forecast_error"],
         "lag_max": _count(_largest(metrics, "lag_max")),
         "lag_bound": _count(last(metrics, "lag_bound")),
-        "mismatch_max": _plain(_largest(metrics, "mismatch_max")),
+        "mismatch_max": _plain(_largest(run.evaluations, "mismatch_max")),
         "truncation_rate": _plain(truncation_rate(metrics)),
         "prompts_issued": _count(last(metrics, "prompts_issued")),
         "prompts_trained": _count(last(metrics, "prompts_trained")),

@@ -56,7 +56,7 @@ def test_every_section_and_chart_is_there(reported_run):
         "mean@4, last",
         "0.853",
         "bound 8",
-        "5.00e-03",
+        "7.00e-06",
         "3.00%",
         "3,667",
         "zero variance",
@@ -117,7 +117,7 @@ def test_missing_keys_and_a_truncated_line(run_dir):
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "rew')
     page = few_evaluations(run_dir, 1)
     images = [attrs["alt"] for tag, attrs in Tags(page).found if tag == "img"]
-    assert images == ["Accuracy", "Reward"]
+    assert images == ["Accuracy", "Reward", "Sampler-trainer mismatch"]
     assert page.count("Not recorded by this run") == 10
 
 
