@@ -33,12 +33,18 @@ def _block_width(vocab: int) -> int:
 
 
 def _pick(mass_SN: Float[Array, "S N"], uniform_S: Float[Array, " S"]) -> Int[Array, " S"]:
-    """Index i with probability mass[i] / sum(mass): the first whose running sum exceeds uniform * total.
+    """Index i with probability mass[i] / sum(mass): the first whose running sum exceeds uniform * total."""
+    return _first_above(jnp.cumsum(mass_SN, axis=-1), mass_SN, uniform_S)
 
-    Running sums may be rounded in any association, so a step of an empty entry could be an ulp above 0: entries
-    without mass are ruled out by name, and if rounding leaves no candidate the heaviest entry is taken.
+
+def _first_above(
+    upto_SN: Float[Array, "S N"], mass_SN: Float[Array, "S N"], uniform_S: Float[Array, " S"]
+) -> Int[Array, " S"]:
+    """`_pick` with the running sums given.
+
+    A parallel sum may round each entry's prefix in its own association, so the step at an empty entry need not be 0:
+    entries without mass are ruled out by name, and if rounding leaves no candidate the heaviest entry is taken.
     """
-    upto_SN = jnp.cumsum(mass_SN, axis=-1)
     hit_SN = (upto_SN > (uniform_S * upto_SN[:, -1])[:, None]) & (mass_SN > 0)
     return jnp.where(jnp.any(hit_SN, axis=-1), jnp.argmax(hit_SN, axis=-1), jnp.argmax(mass_SN, axis=-1))
 

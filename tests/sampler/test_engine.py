@@ -6,6 +6,7 @@ from sampler_reference import CONFIG, EOS, NEW, PROMPT, make_engine, request, ru
 
 from jaxrl_llm.sampler.engine import SlotSampling
 from jaxrl_llm.sampler.jetstream import Engine, ResultTokens
+from jaxrl_llm.sampler.sampling import request_keys, sample, token_keys
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.types import UserError
 
@@ -35,6 +36,25 @@ def test_the_jetstream_calls_give_what_the_scheduler_gives(engine, params):
             assert data.lengths[0] == len(made)
     for slot, completion in zip(tokens, expected, strict=True):
         np.testing.assert_array_equal(tokens[slot], completion.tokens_T)
+
+
+def test_a_token_is_drawn_with_the_key_of_its_request_and_position(engine, params):
+    # A head of zeros is flat, so tokens are functions of their keys alone. FIELD_BUGS 4: the pad id 0 among them.
+    flat = params | {"head": jnp.zeros_like(params["head"])}
+    asked = [request([3], seed=1, stream=s, sibling=2) for s in range(8)]
+    completions = run(Scheduler(engine, flat), asked)
+    streams = np.arange(8, dtype=np.uint32)
+    keys = request_keys(np.ones_like(streams), streams, np.full_like(streams, 2))
+    for n in range(NEW):
+        logits, temperatures = np.zeros((8, CONFIG.vocab_size), np.float32), np.ones(8, np.float32)
+        tokens, logprobs = sample(logits, temperatures, token_keys(keys, np.full(8, n)))
+        for completion, token, logprob in zip(completions, tokens, logprobs, strict=True):
+            if n < len(completion.tokens_T):
+                assert completion.tokens_T[n] == token
+                np.testing.assert_allclose(completion.logprobs_T[n], logprob, atol=1e-6)
+                np.testing.assert_allclose(logprob, -np.log(CONFIG.vocab_size), atol=1e-6)
+    assert any(0 in c.tokens_T[:-1] for c in completions)
+    assert sum(len(c.tokens_T) for c in completions) > 40
 
 
 def test_the_engine_describes_itself(engine):
@@ -130,4 +150,5 @@ def test_only_the_slots_named_are_written(engine, params):
     assert state.active_S[3] == (state.tokens_S[3] != EOS)
     assert np.asarray(state.first_versions_S).tolist() == [0, 3, 0, 3]
     state = engine.free_resource(state, [3])
+    assert np.asarray(state.fresh_S).tolist() == [False, True, False, False]
     assert not state.active_S[3]

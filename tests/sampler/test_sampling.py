@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_llm.sampler.sampling import _pick, request_keys, sample, token_keys
+from jaxrl_llm.sampler.sampling import _first_above, _pick, request_keys, sample, token_keys
 
 DRAWS = 20_000
 
@@ -63,8 +63,11 @@ def test_inverse_cdf_worked_by_hand():
     mass = jnp.broadcast_to(jnp.array([0.0, 2.0, 0.0, 1.0, 1.0, 0.0]), (6, 6))
     uniforms = jnp.array([0.0, 0.49, 0.5, 0.74, 0.75, 1 - 2**-24])
     np.testing.assert_array_equal(_pick(mass, uniforms), [1, 1, 3, 3, 4, 4])
-    # Rounding at its worst, a uniform that leaves no candidate: the heaviest entry, never one without mass.
+    # Rounding at its worst: a uniform that leaves no candidate gives the heaviest entry, and the empty entry at 2,
+    # whose running sum an ulp too high lies above .5 * 4, is passed over.
     np.testing.assert_array_equal(_pick(mass, jnp.full(6, 1.0)), [1] * 6)
+    wobbly = jnp.broadcast_to(jnp.array([0.0, 2.0, 2.0000002, 3.0, 4.0, 4.0]), (6, 6))
+    np.testing.assert_array_equal(_first_above(wobbly, mass, uniforms), [1, 1, 3, 3, 4, 4])
 
 
 @pytest.mark.parametrize("vocab", [2, 19, 300])

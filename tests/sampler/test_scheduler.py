@@ -59,6 +59,18 @@ def test_an_aborted_neighbour_leaves_no_trace(engine, params):
     assert scheduler.idle
 
 
+def test_an_aborted_slot_decodes_no_further(engine, params):
+    asked = [request([5, 6], sibling=s, temperature=0.0, new=NEW) for s in range(4)]
+    scheduler = Scheduler(engine, params)
+    ids = scheduler.submit(asked)
+    done = dict(scheduler.step())
+    assert not done
+    scheduler.abort(ids[:2])
+    done.update(scheduler.drain())
+    assert len(done[ids[0]].tokens_T) < len(done[ids[3]].tokens_T)
+    assert scheduler.statistics.tokens_generated == sum(len(c.tokens_T) for c in done.values())
+
+
 def test_other_streams_siblings_and_seeds_are_other_samples(engine, params):
     # FIELD_BUGS 15
     base = {"temperature": 50.0, "new": NEW}
