@@ -1,5 +1,15 @@
 """Strict by default: 8 virtual CPU devices, no silent rank promotion, warnings are errors (pyproject.toml)."""
 
+import os
+import tempfile
+
+# Programs that several tests (and the processes they start) compile alike are compiled once per session.
+# Through the environment, and before JAX is imported, so that child processes share the folder too.
+_COMPILED = tempfile.TemporaryDirectory(prefix="jaxrl-compiled-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
 import jax
 import pytest
 from hypothesis import HealthCheck, settings

@@ -15,7 +15,7 @@ rollout: {prompts_per_step: 2, group_size: 4, max_lag: 0, max_prompt_tokens: 4, 
 sampler: {slots: 8, decode_steps: 2}
 optimizer: {lr: 1e-3, warmup_steps: 2}
 train: {steps: 6, row_length: 32, microbatch_rows: 2}
-sft: {steps: 30, examples_per_step: 8, lr: 3e-3, warmup_steps: 2}
+sft: {steps: 150, examples_per_step: 8, lr: 3e-3, warmup_steps: 2}
 eval: {every: 2, prompts: 16, samples: 2}
 checkpoint: {every: 2, keep: 2}
 """

@@ -118,7 +118,7 @@ def test_missing_keys_and_a_truncated_line(run_dir):
     page = few_evaluations(run_dir, 1)
     images = [attrs["alt"] for tag, attrs in Tags(page).found if tag == "img"]
     assert images == ["Accuracy", "Reward", "Sampler-trainer mismatch"]
-    assert page.count("Not recorded by this run") == 10
+    assert page.count("Not recorded by this run") == 9
 
 
 def test_what_should_worry_is_said(run_dir):
