@@ -64,7 +64,9 @@ class DecoderLayer(nnx.Module):
     def finish(self, x: Float[Array, "*b D"], attended: Float[Array, "*b H C"]) -> Float[Array, "*b D"]:
         """Output projection, residual, feed-forward, residual."""
         config, dtype = self.config, self.config.compute_dtype
-        x = x + jnp.einsum("...hc,hcd->...d", attended, self.o[...].astype(dtype))
+        # One matrix product of two axes: contracting heads and widths apart, XLA on CPU copies the weight every call.
+        o_ND = self.o[...].astype(dtype).reshape(-1, config.d_model)
+        x = x + attended.reshape(*attended.shape[:-2], -1) @ o_ND
         y = _rms_norm(x, self.mlp_norm[...], config.norm_eps, dtype)
         y = jax.nn.silu(y @ self.gate[...].astype(dtype)) * (y @ self.up[...].astype(dtype))
         return x + y @ self.down[...].astype(dtype)
