@@ -92,6 +92,11 @@ def _score_rows(
     remat: bool = False,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-probability of each target and entropy of its distribution, at the temperature, float32."""
+    # The tables come together over fsdp, as FSDP means it; a lookup in a table of split width makes the partitioner
+    # replicate the activations instead (it warns of "involuntary full rematerialization").
+    table = NamedSharding(mesh, spec(("vocab", None)))
+    tables = {name: params[name] for name in ("embed", "head") if name in params}
+    params = params | lax.with_sharding_constraint(tables, table)
     hidden_BTD = forward(model, params, tokens_BT, positions_BT, segment_ids_BT, remat=remat)
     # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
     hidden_BTD = lax.with_sharding_constraint(hidden_BTD, NamedSharding(mesh, spec(("batch", None, None))))
@@ -128,9 +133,12 @@ def _totals(
 
 @dataclass(frozen=True)
 class TrainStep:
-    """`step(state, batch) -> (state, metrics)`; see `make_train_step`. `jitted` is for lowering and inspection."""
+    """`step(state, batch) -> (state, metrics)`; see `make_train_step`.
 
-    jitted: jax.stages.Wrapped | jax.stages.Compiled
+    `jitted` is a jax.stages.Wrapped, for lowering and inspection, or a jax.stages.Compiled after `compiled`.
+    """
+
+    jitted: Any
     mesh: Mesh
 
     def compiled(self, state: TrainState, batch: TrainBatch) -> "TrainStep":

@@ -132,6 +132,12 @@ def test_microbatches_beyond_the_count_are_not_read(gradient_of, gradient, batch
     assert float(gradient_of(half)[1]["tokens_trained"]) < float(gradient[1]["tokens_trained"])
 
 
+def test_a_negative_weight_is_a_weight(gradient_of, gradient, batch):
+    turned, metrics = gradient_of(batch.replace(token_weights=-batch.token_weights))
+    assert_trees_close(turned, jax.tree.map(np.negative, gradient[0]), atol=1e-6)
+    assert float(metrics["tokens_trained"]) == float(gradient[1]["tokens_trained"])
+
+
 def test_zero_advantages_give_a_zero_gradient(gradient_of, batch):
     got, metrics = gradient_of(batch.replace(advantages=np.zeros_like(batch.advantages)))
     assert float(metrics["grad_norm"]) == 0.0
