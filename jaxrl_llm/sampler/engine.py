@@ -94,7 +94,7 @@ class PolicyResultTokens(ResultTokens):
     active_idx: tuple[int, int] = flax.struct.field(pytree_node=False)
 
     def convert_to_numpy(self) -> "PolicyResultTokens":
-        return self.replace(data=np.asarray(self.data))
+        return dataclasses.replace(self, data=np.asarray(self.data))
 
     @property
     def steps(self) -> int:
@@ -196,17 +196,12 @@ class PolicyEngine(Engine):
         self._prefill_rows = max(1, _PREFILL_TOKENS // max_prompt_tokens)
         self._abstract = abstract_params(model)
         self._param_shardings = sharding.param_shardings(mesh, logical_axes(model), self._abstract)
-        whole = sharding.replicated(mesh)
+        whole: Any = sharding.replicated(mesh)
+        prompts: Any = NamedSharding(mesh, PartitionSpec(None, None, None, "tensor", None))
+        cache: Any = NamedSharding(mesh, PartitionSpec(None, "data", None, "tensor", None))
+        per_slot: Any = NamedSharding(mesh, PartitionSpec("data"))
         self._whole = whole
-        self._prefix_shardings = Prefix(
-            k=NamedSharding(mesh, PartitionSpec(None, None, None, "tensor", None)),
-            v=NamedSharding(mesh, PartitionSpec(None, None, None, "tensor", None)),
-            lengths_P=whole,
-            logits_PV=whole,
-            version=whole,
-        )
-        per_slot = NamedSharding(mesh, PartitionSpec("data"))
-        cache = NamedSharding(mesh, PartitionSpec(None, "data", None, "tensor", None))
+        self._prefix_shardings = Prefix(k=prompts, v=prompts, lengths_P=whole, logits_PV=whole, version=whole)
         self._state_shardings = DecodeState(
             cache=KVCache(k=cache, v=cache),
             version=whole,
@@ -500,7 +495,7 @@ class PolicyEngine(Engine):
         return self._free_jit(decode_state, freed)
 
     def _free(self, state: DecodeState, freed_S: Array) -> DecodeState:
-        return state.replace(active_S=state.active_S & ~freed_S, fresh_S=state.fresh_S & ~freed_S)
+        return dataclasses.replace(state, active_S=state.active_S & ~freed_S, fresh_S=state.fresh_S & ~freed_S)
 
     # Decoding.
 
@@ -536,7 +531,8 @@ class PolicyEngine(Engine):
             )
             return (
                 step + 1,
-                state.replace(
+                dataclasses.replace(
+                    state,
                     cache=cache,
                     tokens_S=jnp.where(active, tokens, state.tokens_S),
                     positions_S=state.positions_S + active,
@@ -549,7 +545,7 @@ class PolicyEngine(Engine):
         reports = jnp.zeros((steps + 1, 4, self.slots), jnp.int32)
         first = report(state.tokens_S, state.fresh_S, state.first_logprobs_S, state.first_versions_S)
         reports = reports.at[0].set(first)
-        state = state.replace(fresh_S=jnp.zeros_like(state.fresh_S))
+        state = dataclasses.replace(state, fresh_S=jnp.zeros_like(state.fresh_S))
         _, state, reports = lax.while_loop(unfinished, body, (1, state, reports))
         columns = reports.transpose(2, 1, 0).reshape(self.slots, -1)
         tail = jnp.stack([state.generated_S, state.active_S.astype(jnp.int32)], axis=1)

@@ -5,8 +5,8 @@ is in use is decided in `sampler/jetstream.py`.
 """
 
 import abc
+import dataclasses
 import types
-from dataclasses import dataclass
 from typing import Any
 
 import flax.struct
@@ -43,7 +43,7 @@ class ResultTokens(abc.ABC):
 
     def convert_to_numpy(self) -> "ResultTokens":
         """The same result with `data` on the host."""
-        return self.replace(data=np.asarray(self.data))
+        return dataclasses.replace(self, data=np.asarray(self.data))
 
     def get_result_at_slot(self, slot: int) -> SlotData:
         """The columns of one slot."""
@@ -56,25 +56,25 @@ class Engine(abc.ABC):
     """The abstract methods of JetStream's Engine."""
 
     @abc.abstractmethod
-    def prefill(self, *, params, existing_prefix=None, padded_tokens, true_length): ...
+    def prefill(self, *, params: Any, existing_prefix: Any = None, padded_tokens: Any, true_length: int) -> Any: ...
 
     @abc.abstractmethod
-    def generate(self, params, decode_state): ...
+    def generate(self, params: Any, decode_state: Any) -> Any: ...
 
     @abc.abstractmethod
-    def insert(self, prefix, decode_state, slot): ...
+    def insert(self, prefix: Any, decode_state: Any, slot: int) -> Any: ...
 
     @abc.abstractmethod
-    def load_params(self, *args, **kwargs): ...
+    def load_params(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @abc.abstractmethod
-    def get_prefix_destination_sharding(self): ...
+    def get_prefix_destination_sharding(self) -> Any: ...
 
     @abc.abstractmethod
-    def get_tokenizer(self): ...
+    def get_tokenizer(self) -> Any: ...
 
     @abc.abstractmethod
-    def init_decode_state(self, *args, **kwargs): ...
+    def init_decode_state(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @property
     @abc.abstractmethod
@@ -90,14 +90,14 @@ class Engine(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def mesh(self): ...
+    def mesh(self) -> Any: ...
 
     @property
     @abc.abstractmethod
-    def colocated_cpus(self): ...
+    def colocated_cpus(self) -> Any: ...
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TokenizerParameters:
     """Stands for the protobuf message of the same name."""
 

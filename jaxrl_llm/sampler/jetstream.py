@@ -11,18 +11,18 @@ import importlib.util
 import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 
 @contextlib.contextmanager
-def _seqio_stand_in() -> Iterator[None]:
+def _seqio_stand_in() -> Generator[None]:
     if importlib.util.find_spec("seqio") is not None:
         yield
         return
     package, vocabularies = types.ModuleType("seqio"), types.ModuleType("seqio.vocabularies")
-    vocabularies.Vocabulary = type("Vocabulary", (), {})
-    vocabularies.SentencePieceVocabulary = type("SentencePieceVocabulary", (vocabularies.Vocabulary,), {})
-    package.vocabularies = vocabularies
+    vars(vocabularies).update({name: type(name, (), {}) for name in ("Vocabulary", "SentencePieceVocabulary")})
+    vars(package)["vocabularies"] = vocabularies
     stand_ins = {"seqio": package, "seqio.vocabularies": vocabularies}
     sys.modules.update(stand_ins)
     try:
@@ -33,7 +33,7 @@ def _seqio_stand_in() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _root_logger_kept() -> Iterator[None]:
+def _root_logger_kept() -> Generator[None]:
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     try:
@@ -43,7 +43,8 @@ def _root_logger_kept() -> Iterator[None]:
         root.handlers[:] = handlers
 
 
-if importlib.util.find_spec("jetstream") is None:
+# A type checker reads the stand-in: one interface, whether JetStream is installed or not.
+if TYPE_CHECKING or importlib.util.find_spec("jetstream") is None:
     from jaxrl_llm.sampler.engine_api import Engine, ResultTokens, SlotData, tokenizer_pb2
 
     ENGINE_BASE = "stand-in"

@@ -183,7 +183,7 @@ class Scheduler:
         if version <= self._version:
             raise UserError(f"weights of version {version} come after version {self._version}; versions only go up")
         self._params, self._version, self._kept = loaded, version, None
-        self._state = self._state.replace(version=self.engine.device_version(version))
+        self._state = replace(self._state, version=self.engine.device_version(version))
         self._count(weight_updates=1)
 
     def _count(self, **more: int) -> None:
