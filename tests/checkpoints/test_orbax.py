@@ -298,6 +298,8 @@ def save_until_killed(directory, journal, when):
     step = restored.step if restored else 0
     if restored:
         assert_bit_equal(restored.state, make_state(step))
+    for listed in store.steps():  # none of them half deleted
+        assert_bit_equal(store.read_params(listed), jax.tree.map(np.asarray, make_state(listed)["params"]))
 
     def note(line):
         with open(journal, "a") as file:
