@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from jax import Array
 
 from jaxrl_llm.rollout.batching import Document, RowShape, pack
 from jaxrl_llm.rollout.worker import Environment, Scheduler
@@ -45,7 +46,7 @@ def evaluate(
 
 
 def mismatch(
-    groups: Sequence[EpisodeGroup], score: Callable[..., np.ndarray], params: Params, shape: RowShape
+    groups: Sequence[EpisodeGroup], score: Callable[..., Array], params: Params, shape: RowShape
 ) -> tuple[float, float]:
     """(maximum, mean) of |trainer - sampler| log-probability over the sampled tokens of `groups`, in nats.
 

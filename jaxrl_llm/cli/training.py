@@ -43,7 +43,7 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
 
 
 def _configure_jax(config: RunConfig) -> None:
-    wanted = {"jax_num_cpu_devices": config.device.cpu_devices}
+    wanted: dict[str, Any] = {"jax_num_cpu_devices": config.device.cpu_devices}
     if config.device.platform == "cpu":
         wanted["jax_platforms"] = "cpu"
     for name, value in wanted.items():

@@ -1,5 +1,6 @@
 """Supervised warm-up: the train step with advantage 1 on given completions."""
 
+import time
 from collections.abc import Callable
 
 from jaxrl_llm.cli.assemble import Setup, initial_params, supervised_examples
@@ -8,11 +9,12 @@ from jaxrl_llm.cli.join import build_train_step, packed_shape
 from jaxrl_llm.losses.objectives import reinforce
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.rollout.batching import pack, supervised
+from jaxrl_llm.train.loop import plain
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.state import random_state, state_from_params
 from jaxrl_llm.types import Params, RunFailedError
 
-_SAY_EVERY = 50
+_SAY_EVERY_S = 5.0
 
 
 def warm_up(setup: Setup, log: RunLog, progress: Progress, stop_requested: Callable[[], bool]) -> Params | None:
@@ -35,13 +37,16 @@ def warm_up(setup: Setup, log: RunLog, progress: Progress, stop_requested: Calla
         return state.params
     draw, shape = supervised_examples(setup), packed_shape(config, config.sft.examples_per_step)
     step_function = build_train_step(setup, rates, reinforce, total_steps=steps, shape=shape)
+    said = time.monotonic()
     for step in range(1, steps + 1):
         state, metrics = step_function(state, pack(supervised(*draw(step)), shape))
-        if metrics["skipped"]:
+        if plain(metrics["skipped"]):
             raise RunFailedError(f"warm-up step {step}: the loss or the gradient is not finite; lower sft.lr")
-        log.supervised({"step": step, "loss": float(metrics["loss"]), "grad_norm": float(metrics["grad_norm"])})
-        if step == steps or step % _SAY_EVERY == 0:
-            progress.say(f"warm-up step {step} of {steps}: loss {float(metrics['loss']):.4f}")
+        record = {"step": step, "loss": plain(metrics["loss"]), "grad_norm": plain(metrics["grad_norm"])}
+        log.supervised(record)
+        if step == steps or time.monotonic() - said > _SAY_EVERY_S:
+            said = time.monotonic()
+            progress.say(f"warm-up step {step} of {steps}: loss {record['loss']:.4f}")
         if stop_requested():
             return None
     return state.params

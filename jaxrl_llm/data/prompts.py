@@ -23,7 +23,9 @@ class PromptStream:
         self.next_index = 0
 
     def __getitem__(self, index: int) -> PromptTask:
-        return self._dataset[index]
+        task = self._dataset[index]
+        assert task is not None  # only a filtering dataset has holes
+        return task
 
     @property
     def epoch_size(self) -> int:

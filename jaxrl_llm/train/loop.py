@@ -173,7 +173,7 @@ def _flush(parts: Parts, counters: Counters, pending: tuple[dict[str, Any], Any]
     if pending is None:
         return
     record, device_metrics = pending
-    metrics = {name: _number(value) for name, value in jax.device_get(device_metrics).items()}
+    metrics = {name: plain(value) for name, value in jax.device_get(device_metrics).items()}
     if metrics["skipped"]:
         raise RunFailedError(
             f"step {record['step']}: the loss or the gradient is not finite, so its update was not applied; "
@@ -192,7 +192,7 @@ def _flush(parts: Parts, counters: Counters, pending: tuple[dict[str, Any], Any]
     parts.on_step(record)
 
 
-def _number(value: Any) -> float:
+def plain(value: Any) -> float:
     """A metric as a plain number; a mean over nothing is NaN, which the record shows as null."""
     if isinstance(value, WeightedSum):
         return float(value.total / value.weight) if value.weight else float("nan")
