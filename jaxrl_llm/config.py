@@ -41,6 +41,16 @@ Int = Annotated[int, BeforeValidator(_read_integer), Field(strict=True)]
 Bool = Annotated[bool, Field(strict=True)]
 
 
+def _read_constant(value: Any) -> Any:
+    return value if isinstance(value, bool) else _read_number(value)
+
+
+Constant = Annotated[
+    Annotated[float, Field(strict=True, allow_inf_nan=False)] | Bool | str, BeforeValidator(_read_constant)
+]
+"""A constant of an importance correction: a number, a switch, or the name of an anchor."""
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -110,24 +120,151 @@ class DataConfig(Section):
     seed: Int = Field(0, ge=0, description="draws the held-out split and the order of every epoch")
 
 
-class AlgorithmConfig(Section):
-    """An algorithm = token objective + advantage + aggregation + filters."""
+class KlConfig(Section):
+    """A penalty for leaving a frozen reference policy: the weights RL started from."""
 
-    objective: Literal["cispo"] = Field("cispo", description="token objective; see docs/losses.md")
-    ratio_cap: Float = Field(5.0, gt=0, description="CISPO: absolute cap of the importance ratio (not 1+eps)")
-    advantage: Literal["none", "prompt_std", "batch_std"] = Field(
+    place: Literal["none", "loss", "reward"] = Field(
+        "none",
+        description="none: no reference policy is kept; loss: -coefficient x kl beside the objective (GRPO); reward: taken from the reward before advantages (PPO, RLOO, REINFORCE++)",
+    )
+    estimator: Literal["k1", "k2", "k3"] = Field("k3", description="estimator from sampled tokens; see docs/losses.md")
+    coefficient: Float = Field(0.001, ge=0, description="weight of the penalty; 0 in the loss only measures the KL")
+    reference_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype of the reference policy's weights, which are sharded like the policy's"
+    )
+
+
+class EntropyConfig(Section):
+    """A bonus for the policy's mean token entropy, with a fixed or an adaptive coefficient."""
+
+    coefficient: Float = Field(0.0, ge=0, description="fixed coefficient of the bonus; 0 turns it off")
+    target: Float | None = Field(
+        None,
+        gt=0,
+        description="adaptive coefficient instead (Skywork-OR1): from 0 it grows while the entropy of the update before was below this many nats, else shrinks, and applies only up to it; null turns it off",
+    )
+    step: Float = Field(0.005, gt=0, description="how far the adaptive coefficient moves after an update")
+    highest: Float = Field(0.1, gt=0, description="the adaptive coefficient never exceeds this")
+
+
+class CriticConfig(Section):
+    """A value head on the policy's last hidden states: advantages by GAE instead of a comparison within the group."""
+
+    enabled: Bool = Field(False, description="train a value head and take advantages from it")
+    gamma: Float = Field(1.0, gt=0, le=1, description="GAE: discount of later rewards")
+    lam: Float = Field(1.0, ge=0, le=1, description="GAE: lambda, from one-step errors (0) to whole returns (1)")
+    coefficient: Float = Field(
+        0.1, gt=0, description="weight of the value loss beside the policy's; its gradient reaches the policy's layers"
+    )
+    clip: Float | None = Field(
+        0.2, gt=0, description="the value loss holds a value within this of its old one (PPO); null turns it off"
+    )
+    lr: Float = Field(1e-5, ge=0, description="learning rate of the head; warm-up and decay are the optimizer's")
+
+
+# What each objective takes, with its defaults: the first table of docs/losses.md.
+_OBJECTIVE_CONSTANTS: dict[str, dict[str, float | None]] = {
+    "reinforce": {},
+    "ppo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "gspo_token": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"ratio_cap": 5.0, "ratio_floor": 0.0},
+}
+_CONSTANT_NAMES = tuple(dict.fromkeys(name for constants in _OBJECTIVE_CONSTANTS.values() for name in constants))
+
+
+class AlgorithmConfig(Section):
+    """An algorithm = objective + importance corrections + advantages + aggregation + filters; see docs/losses.md."""
+
+    objective: Literal["reinforce", "ppo", "gspo", "gspo_token", "cispo"] = Field(
+        "cispo", description="token objective"
+    )
+    ratio_cap: Float | None = Field(5.0, gt=0, description="cispo: absolute cap of the importance ratio (not 1+eps)")
+    ratio_floor: Float | None = Field(0.0, ge=0, description="cispo: floor of the importance ratio")
+    clip_low: Float | None = Field(
+        None, ge=0, le=1, description="ppo, gspo: the ratio is clipped below 1 minus this; null is the objective's own"
+    )
+    clip_high: Float | None = Field(
+        None, ge=0, description="ppo, gspo: the ratio is clipped above 1 plus this; null is the objective's own"
+    )
+    dual_clip: Float | None = Field(
+        None, gt=1, description="ppo: where the advantage is negative the ratio counts at most this; null turns it off"
+    )
+    anchor: Literal["sampler", "old"] | None = Field(
+        None,
+        description="what the ratio is taken against: the sampler's log-probabilities, or the trainer's at the weights that began the step; null is the objective's own (cispo sampler, else old)",
+    )
+    importance: dict[str, dict[str, Constant]] = Field(
+        {}, description="corrections between trainer and sampler that multiply the objective: name -> its constants"
+    )
+    updates_per_batch: Int = Field(
+        1,
+        gt=0,
+        description="optimizer updates per step, each on its share of rollout.prompts_per_step; clipping against old means something from 2 on",
+    )
+    baseline: Literal["none", "group_mean", "leave_one_out"] = Field(
+        "group_mean", description="what is subtracted from a reward"
+    )
+    normalisation: Literal["none", "prompt_std", "batch_std", "global"] = Field(
         "batch_std",
-        description="what a centred reward is divided by: none, the group's standard deviation, or that of all kept advantages in the batch",
+        description="what an advantage is divided by: nothing, the group's standard deviation, or that of all kept advantages of the update; global subtracts their mean first",
     )
-    aggregation: Literal["token", "sample", "prompt"] = Field(
-        "prompt", description="how token objectives become one number; see docs/losses.md"
+    aggregation: Literal["token", "sample", "prompt", "constant", "sequence_sum"] = Field(
+        "prompt", description="how token objectives become one number"
     )
+    max_tokens: Int | None = Field(
+        None, gt=0, description="divisor of aggregation constant; null is rollout.max_new_tokens"
+    )
+    kl: KlConfig = KlConfig()
+    entropy: EntropyConfig = EntropyConfig()
+    critic: CriticConfig = CriticConfig()
     zero_variance_filter: Bool = Field(
         True, description="drop groups whose rewards are all equal from the loss and its denominators"
+    )
+    overlong_filter: Bool = Field(
+        False, description="drop truncated completions from the loss, its denominators and their group's baseline"
     )
     no_positive_resampling: Float | None = Field(
         0.9, gt=0, le=1, description="retire a prompt for good once its pass rate reaches this; null turns it off"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_constants(cls, tree: Any) -> Any:
+        """Fill in the constants of the objective that is chosen; those of the others stay null."""
+        if not isinstance(tree, Mapping):
+            return tree
+        own = _OBJECTIVE_CONSTANTS.get(str(tree.get("objective", "cispo")), {})
+        given = {name: value for name, value in tree.items() if name not in _CONSTANT_NAMES or value is not None}
+        return dict.fromkeys(_CONSTANT_NAMES) | own | given
+
+    @model_validator(mode="after")
+    def _only_own_constants(self):
+        own = _OBJECTIVE_CONSTANTS[self.objective]
+        for name in _CONSTANT_NAMES:
+            if getattr(self, name) is not None and name not in own:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is not a constant of objective {self.objective}, which takes "
+                    f"{', '.join(own) or 'none'}; set algorithm.{name}=null"
+                )
+        if self.objective == "reinforce" and self.anchor is not None:
+            raise ValueError(f"anchor {self.anchor} does nothing for objective reinforce, which has no ratio")
+        if self.entropy.target is not None and self.entropy.coefficient:
+            raise ValueError(
+                "entropy has both a fixed coefficient and a target to adapt it to; set one of them to 0/null"
+            )
+        return self
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The objective's constants that are set."""
+        own = {name: getattr(self, name) for name in _OBJECTIVE_CONSTANTS[self.objective]}
+        return {name: value for name, value in own.items() if value is not None}
+
+    @property
+    def compares(self) -> bool:
+        """Whether a completion's advantage or fate depends on its siblings."""
+        return self.baseline != "none" or self.normalisation == "prompt_std" or self.zero_variance_filter
 
 
 class RolloutConfig(Section):
@@ -238,11 +375,15 @@ class RunConfig(Section):
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The validated configuration of a YAML file, its `extends:` parents and dotted overrides (`optimizer.lr=1e-6`).
 
+    `extends=other.yaml` among the overrides puts that file in the place of the one the YAML file extends.
     Raises UserError naming the key, the value, where it stands and the nearest valid name.
     """
-    tree = _read_tree(Path(path), seen=())
+    parents = [override for override in overrides if override.startswith("extends=")]
+    tree = _read_tree(Path(path), seen=(), instead=parents[-1].partition("=")[2] if parents else None)
     where = str(path)
     for override in overrides:
+        if override in parents:
+            continue
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise UserError(f"override {override!r} is not of the form section.key=value")
@@ -280,7 +421,7 @@ def differences(one: RunConfig, other: RunConfig) -> list[str]:
 
     def walk(a, b, prefix):
         for key in a:
-            if isinstance(a[key], dict) and isinstance(b[key], dict) and key != "mesh":
+            if isinstance(a[key], dict) and key not in ("mesh", "importance"):
                 yield from walk(a[key], b[key], f"{prefix}{key}.")
             elif a[key] != b[key]:
                 yield f"{prefix}{key}: {a[key]} -> {b[key]}"
@@ -299,7 +440,7 @@ def _describe(section: type[Section], prefix: str):
             yield f"{prefix}{name}", kind.replace("typing.", ""), str(field.default), field.description or ""
 
 
-def _read_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -> dict[str, Any]:
     if path.resolve() in seen:
         raise UserError(f"{path} extends itself through {' -> '.join(p.name for p in seen)}")
     try:
@@ -317,6 +458,8 @@ def _read_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise UserError(f"config file {path} holds a {type(tree).__name__}, not sections of keys")
     parent = tree.pop("extends", None)
+    if instead is not None:
+        parent = instead
     if parent is None:
         return tree
     if not isinstance(parent, str):
@@ -358,15 +501,21 @@ def _explain(error: Any, where: str) -> str:
 
 def _check_together(config: RunConfig, where: str) -> None:
     """Refuse values that are fine alone and meaningless together."""
-    rollout, train, data = config.rollout, config.train, config.data
+    algorithm, rollout, train, data = config.algorithm, config.rollout, config.train, config.data
 
     def refuse(message: str) -> None:
         raise UserError(f"{message} (in {where})")
 
-    if rollout.group_size == 1:
+    if rollout.group_size == 1 and algorithm.compares:
         refuse(
-            "rollout.group_size = 1: the advantage is a reward minus its group's mean, which is 0 for every "
-            "completion of a group of one; use at least 2"
+            f"rollout.group_size = 1: baseline {algorithm.baseline}, normalisation {algorithm.normalisation} and "
+            f"zero_variance_filter {algorithm.zero_variance_filter} compare a completion with its siblings; "
+            "use at least 2"
+        )
+    if rollout.prompts_per_step % algorithm.updates_per_batch:
+        refuse(
+            f"rollout.prompts_per_step = {rollout.prompts_per_step} does not divide into "
+            f"algorithm.updates_per_batch = {algorithm.updates_per_batch} equal parts"
         )
     longest = rollout.max_prompt_tokens + rollout.max_new_tokens
     if longest > config.model.max_context and config.model.init is None:

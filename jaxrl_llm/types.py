@@ -110,6 +110,9 @@ class TrainBatch:
     Each field speaks about `targets`, shifted once on the host: tokens[..., t] predicts targets[..., t]. A document
     (prompt plus completion) has one segment id >= 1; 0 is padding. `token_weights` holds the aggregation (global
     denominators included) and is 0 wherever nothing is trained, so the loss is a plain weighted sum.
+
+    Several updates in one step put one more axis K in front of every array; each update is then one optimizer batch.
+    `scores` and `completions` are read where advantages are worked out on the device, and may be None elsewhere.
     """
 
     tokens: Array  # int32
@@ -120,6 +123,8 @@ class TrainBatch:
     advantages: Array  # float32
     behavior_logprobs: Array  # float32, from the sampler
     microbatches: Array  # int32 [], how many of the M microbatches hold anything
+    scores: Array | None = None  # float32, the completion's reward at each of its tokens
+    completions: Array | None = None  # int32, 1 + group * siblings + sibling of the completion, 0 elsewhere
 
 
 @flax.struct.dataclass

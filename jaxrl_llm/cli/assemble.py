@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.checkpoints.gguf import read_gguf_config, read_gguf_metadata, read_gguf_params, resolve_init
+from jaxrl_llm.cli.algorithm import check_algorithm
 from jaxrl_llm.config import ModelConfig, RunConfig, dump
 from jaxrl_llm.data.arithmetic import Problem, split_problems
 from jaxrl_llm.data.prompts import fingerprint
@@ -56,6 +57,7 @@ class Setup:
 
 def assemble(config: RunConfig) -> Setup:
     """Raises UserError for whatever in the configuration cannot work on this machine's files and devices."""
+    check_algorithm(config)
     data = config.data
     train, heldout = split_problems(
         data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.config import OptimizerConfig, RunConfig
 from jaxrl_llm.data.curriculum import PassRates
 from jaxrl_llm.data.prompts import PromptStream
 from jaxrl_llm.evaluate import evaluate, mismatch
-from jaxrl_llm.losses.objectives import cispo
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.models.flops import sample_flops, train_flops
 from jaxrl_llm.rollout.batching import RowShape, pack, row_shape, select
@@ -22,10 +22,11 @@ from jaxrl_llm.rollout.lag import LagSlots
 from jaxrl_llm.rollout.statistics import pass_rate
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.sampler.scheduler import Scheduler
+from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
 from jaxrl_llm.train.loop import Compute, Parts
 from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.train.state import TrainState, abstract_state
-from jaxrl_llm.train.step import Objective, TrainStep, make_score, make_train_step
+from jaxrl_llm.train.step import TrainStep, make_score, make_train_step
 from jaxrl_llm.types import EpisodeGroup, Params
 from jaxrl_llm.weights import WeightBoard
 
@@ -35,16 +36,26 @@ _PROBE_DOCUMENTS = 64
 _SAMPLES_KEPT = 4
 
 
-def packed_shape(config: RunConfig, documents: int) -> RowShape:
-    """Rows that always hold `documents` prompts with their completions."""
+def packed_shape(config: RunConfig, documents: int, updates: int = 1) -> RowShape:
+    """Rows that always hold `documents` prompts with their completions in each update."""
     longest = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens - 1
     return row_shape(
-        documents=documents, longest=longest, length=config.train.row_length, rows=config.train.microbatch_rows
+        documents=documents,
+        longest=longest,
+        length=config.train.row_length,
+        rows=config.train.microbatch_rows,
+        updates=updates,
     )
 
 
 def build_train_step(
-    setup: Setup, rates: OptimizerConfig, objective: Objective, *, total_steps: int, shape: RowShape
+    setup: Setup,
+    rates: OptimizerConfig,
+    algorithm: Algorithm,
+    *,
+    total_steps: int,
+    shape: RowShape,
+    reference: Params | None = None,
 ) -> TrainStep:
     """The train step of this run, compiled for batches of `shape`."""
     config = setup.config
@@ -52,13 +63,27 @@ def build_train_step(
     step = make_train_step(
         config.model,
         optimizer,
-        objective,
+        algorithm,
         mesh=setup.trainer_mesh,
         temperature=config.rollout.temperature,
         head_chunk=config.train.head_chunk,
         remat=config.train.remat,
+        reference=reference,
     )
-    return step.compiled(abstract_state(config.model, optimizer, mesh=setup.trainer_mesh), pack([], shape))
+    state = abstract_state(
+        config.model,
+        optimizer,
+        mesh=setup.trainer_mesh,
+        critic=algorithm.critic.optimizer if algorithm.critic is not None else None,
+        adapts_entropy=isinstance(algorithm.entropy, AdaptiveEntropy),
+    )
+    return step.compiled(state, pack([], shape))
+
+
+def rl_algorithm(setup: Setup) -> Algorithm:
+    """The configured algorithm; a row holds at most as many documents as shortest prompts fit into it."""
+    shortest = min(len(task.tokens_T) for task in setup.train_tasks)
+    return bind_algorithm(setup.config, num_segments=1 + setup.config.train.row_length // shortest)
 
 
 class Joined:
@@ -68,6 +93,7 @@ class Joined:
         self,
         setup: Setup,
         state: TrainState,
+        reference: Params | None,
         start: int,
         extras: Mapping[str, Any],
         store: CheckpointStore,
@@ -77,7 +103,7 @@ class Joined:
         config = setup.config
         rollout = config.rollout
         self.setup, self.store, self.log, self.progress = setup, store, log, progress
-        self.engine = setup.engine
+        self.engine, self._reference = setup.engine, reference
         self.issuer = GroupIssuer(
             PromptStream(setup.train_tasks, seed=config.data.seed),
             PassRates(retire_at=config.algorithm.no_positive_resampling),
@@ -107,23 +133,21 @@ class Joined:
         self._probe_shape = RowShape(1, shape.microbatches * shape.rows, shape.length)
 
     def parts(self) -> Parts:
-        config = self.setup.config
-        shape = packed_shape(config, config.rollout.prompts_per_step * config.rollout.group_size)
-        algorithm, devices = config.algorithm, (self.setup.trainer_mesh, self.engine.mesh)
+        config, algorithm = self.setup.config, rl_algorithm(self.setup)
+        devices = (self.setup.trainer_mesh, self.engine.mesh)
+        documents = config.rollout.prompts_per_step * config.rollout.group_size // algorithm.updates
+        shape = packed_shape(config, documents, algorithm.updates)
+        looks = int(algorithm.looks_back) + int(self._reference is not None)
         return Parts(
             train_step=build_train_step(
                 self.setup,
                 config.optimizer,
-                partial(cispo, ratio_cap=algorithm.ratio_cap),
+                algorithm,
                 total_steps=config.train.steps,
                 shape=shape,
+                reference=self._reference,
             ),
-            select=partial(
-                select,
-                advantage=algorithm.advantage,
-                aggregation=algorithm.aggregation,
-                zero_variance_filter=algorithm.zero_variance_filter,
-            ),
+            select=partial(select, how=bind_selection(config)),
             row_shape=shape,
             learning_rate=lambda step: float(learning_rate(config.optimizer, step, total_steps=config.train.steps)),
             worker=self.worker,
@@ -136,7 +160,7 @@ class Joined:
             save=self.save,
             log=self.log,
             compute=Compute(
-                train_flops=partial(train_flops, config.model),
+                train_flops=lambda n: train_flops(config.model, n) + sample_flops(config.model, n * looks),
                 sample_flops=partial(sample_flops, config.model),
                 devices=len({device for mesh in devices for device in mesh.devices.flat}),
             ),

@@ -10,9 +10,11 @@ from typing import Any
 import jax
 
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
 from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.join import Joined
+from jaxrl_llm.cli.reference import reference_policy
 from jaxrl_llm.cli.run_dir import claim
 from jaxrl_llm.cli.warm_up import warm_up
 from jaxrl_llm.config import RunConfig
@@ -74,7 +76,8 @@ def _run(setup: Setup, run_dir: Path, stop_requested: Callable[[], bool], *, rei
     config = setup.config
     store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep)
     optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
-    abstract = abstract_state(config.model, optimizer, mesh=setup.trainer_mesh)
+    critic, adapts = critic_optimizer(config), adapts_entropy(config)
+    abstract = abstract_state(config.model, optimizer, mesh=setup.trainer_mesh, critic=critic, adapts_entropy=adapts)
     restored = store.restore_latest(abstract, fingerprints=setup.fingerprints)
     start, state, extras = restored if restored else (0, None, {})
     log = RunLog(run_dir, resume_step=start if restored else -1)
@@ -85,11 +88,19 @@ def _run(setup: Setup, run_dir: Path, stop_requested: Callable[[], bool], *, rei
                 if params is None:
                     log.state("interrupted", step=0, steps=config.train.steps, message="stopped in the warm-up")
                     return "interrupted"
-                state = state_from_params(config.model, optimizer, mesh=setup.trainer_mesh, params=params)
+                state = state_from_params(
+                    config.model,
+                    optimizer,
+                    mesh=setup.trainer_mesh,
+                    params=params,
+                    critic=critic,
+                    adapts_entropy=adapts,
+                )
                 del params
             elif start:
                 progress.say(f"going on from the checkpoint of step {start}")
-            joined = Joined(setup, state, start, extras, store, log, progress)
+            reference = reference_policy(run_dir, setup, None if restored else state.params)
+            joined = Joined(setup, state, reference, start, extras, store, log, progress)
             if not restored:
                 joined.save(0, state, {})
             if not reinforce:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from jaxrl_llm.cli.assemble import Setup, initial_params, supervised_examples
 from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.join import build_train_step, packed_shape
-from jaxrl_llm.losses.objectives import reinforce
+from jaxrl_llm.losses.algorithms import bind
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.rollout.batching import pack, supervised
+from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.loop import plain
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.state import random_state, state_from_params
@@ -36,7 +37,8 @@ def warm_up(setup: Setup, log: RunLog, progress: Progress, stop_requested: Calla
     if not steps:
         return state.params
     draw, shape = supervised_examples(setup), packed_shape(config, config.sft.examples_per_step)
-    step_function = build_train_step(setup, rates, reinforce, total_steps=steps, shape=shape)
+    likelihood = Algorithm(bind("reinforce"))
+    step_function = build_train_step(setup, rates, likelihood, total_steps=steps, shape=shape)
     said = time.monotonic()
     for step in range(1, steps + 1):
         state, metrics = step_function(state, pack(supervised(*draw(step)), shape))

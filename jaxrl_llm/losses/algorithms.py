@@ -299,7 +299,13 @@ def check_composition(
     if critic and (baseline != "none" or "prompt_std" in scales):
         raise UserError(
             f"advantages come from a critic, and baseline {baseline} with normalisation {scales or ['none']} would "
-            "subtract or divide by the group's too; use baseline none and normalisation none, batch_std or global"
+            "subtract or divide by the group's too; use baseline none and normalisation none or global"
+        )
+    if baseline == "none" and (scale := next((s for s in scales if s != "global"), None)):
+        raise UserError(
+            f"normalisation {scale} divides by a standard deviation and subtracts nothing, and with baseline none "
+            "neither did anything before it: equal rewards, whose deviation is 0, would become enormous advantages. "
+            "Use normalisation global or none, or a baseline"
         )
     compares = baseline != "none" or "prompt_std" in scales or zero_variance_filter
     if group_size < 2 and compares:

@@ -1,5 +1,6 @@
 """What an optimizer step reads and writes, and how it is born on a mesh."""
 
+from dataclasses import replace
 from typing import Any
 
 import flax.struct
@@ -16,12 +17,33 @@ from jaxrl_llm.types import Params, UserError
 
 
 @flax.struct.dataclass
+class CriticState:
+    """The value head {"weight": float32 [D], "bias": float32 []} and its optimizer's state, whole on every device."""
+
+    head: Params
+    opt_state: Any
+
+
+@flax.struct.dataclass
+class EntropyControl:
+    """An adaptive entropy coefficient, and the mean entropy (nats) of the last applied update. Both float32 []."""
+
+    coefficient: jax.Array
+    entropy: jax.Array
+
+
+@flax.struct.dataclass
 class TrainState:
-    """`step` int32 [] counts optimizer batches, applied or not; `opt_state` is float32 and sharded like `params`."""
+    """`step` int32 [] counts steps, applied or not; `opt_state` is float32 and sharded like `params`.
+
+    `critic` and `entropy` are None unless the algorithm has them.
+    """
 
     step: jax.Array
     params: Params
     opt_state: Any
+    critic: CriticState | None = None
+    entropy: EntropyControl | None = None
 
 
 def as_float32(tree: Params) -> Params:
@@ -29,9 +51,17 @@ def as_float32(tree: Params) -> Params:
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
-def abstract_state(model: ModelConfig, optimizer: optax.GradientTransformation, *, mesh: Mesh) -> TrainState:
+def abstract_state(
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    *,
+    mesh: Mesh,
+    critic: optax.GradientTransformation | None = None,
+    adapts_entropy: bool = False,
+) -> TrainState:
     """The state as `jax.ShapeDtypeStruct`s that carry their shardings; nothing is allocated. Restores start here.
 
+    With `critic`, the optimizer of a value head, there is one; with `adapts_entropy` a coefficient that adapts.
     Raises UserError if the mesh does not divide the model.
     """
     params = abstract_params(model)
@@ -43,9 +73,23 @@ def abstract_state(model: ModelConfig, optimizer: optax.GradientTransformation, 
         optimizer.init, lambda _, sharding: sharding, opt_state, placed, transform_non_params=lambda _: whole
     )
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    abstract = TrainState(step=step, params=params, opt_state=opt_state)
-    shardings = TrainState(step=whole, params=placed, opt_state=opt_placed)
+    beside = jax.eval_shape(lambda: _beside(model, critic, adapts_entropy))
+    abstract = TrainState(step, params, opt_state, *beside)
+    shardings = TrainState(whole, placed, opt_placed, *jax.tree.map(lambda _: whole, beside))
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+
+
+def _beside(
+    model: ModelConfig, critic: optax.GradientTransformation | None, adapts_entropy: bool
+) -> tuple[CriticState | None, EntropyControl | None]:
+    """What stands beside the policy at step 0: a value head that says 0 everywhere, a coefficient of 0."""
+    head = {"weight": jnp.zeros(model.d_model, jnp.float32), "bias": jnp.zeros((), jnp.float32)}
+    return (
+        CriticState(head=head, opt_state=critic.init(head)) if critic is not None else None,
+        EntropyControl(coefficient=jnp.zeros((), jnp.float32), entropy=jnp.zeros((), jnp.float32))
+        if adapts_entropy
+        else None,
+    )
 
 
 def shardings_of(abstract: Any) -> Any:
@@ -66,14 +110,21 @@ def random_state(model: ModelConfig, optimizer: optax.GradientTransformation, *,
 
 
 def state_from_params(
-    model: ModelConfig, optimizer: optax.GradientTransformation, *, mesh: Mesh, params: Params
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    *,
+    mesh: Mesh,
+    params: Params,
+    critic: optax.GradientTransformation | None = None,
+    adapts_entropy: bool = False,
 ) -> TrainState:
     """A state at step 0 with copies of the given parameters (numpy or jax arrays), cast to `param_dtype`.
 
+    What stands beside them starts from zero; see `abstract_state`.
     Copies, because the train step donates its state and would otherwise delete the caller's arrays.
     Raises UserError naming the leaf if the tree or a shape is not the model's.
     """
-    abstract = abstract_state(model, optimizer, mesh=mesh)
+    abstract = abstract_state(model, optimizer, mesh=mesh, critic=critic, adapts_entropy=adapts_entropy)
     given = {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(params)}
     wanted = {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(abstract.params)}
     if given.keys() != wanted.keys():
@@ -85,4 +136,6 @@ def state_from_params(
     placed = jax.tree.map(
         lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding, may_alias=False), params, abstract.params
     )
-    return _with_optimizer(placed, optimizer, abstract)
+    state = _with_optimizer(placed, optimizer, abstract)
+    beside = jax.device_put(_beside(model, critic, adapts_entropy), shardings_of((abstract.critic, abstract.entropy)))
+    return replace(state, critic=beside[0], entropy=beside[1])

@@ -1,32 +1,28 @@
 """The jitted optimizer step, and the teacher-forced score that shares its forward pass.
 
-Suffixes as in types.py; arrays of one microbatch are [B T].
+Suffixes as in types.py: arrays of one microbatch are [B T], of one update [M B T], of K updates [K M B T].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Bool, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.losses.logprobs import token_logprobs
-from jaxrl_llm.losses.objectives import LOG_RATIO_LIMIT
-from jaxrl_llm.models.transformer import abstract_params, forward, head_weight, logical_axes
-from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding, spec
-from jaxrl_llm.train.state import TrainState, abstract_state, as_float32, shardings_of
+from jaxrl_llm.losses import metrics
+from jaxrl_llm.losses.entropy import adapt_alpha, applied_alpha
+from jaxrl_llm.models.transformer import abstract_params, logical_axes
+from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding
+from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
+from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_loss, with_credit
+from jaxrl_llm.train.state import CriticState, EntropyControl, TrainState, abstract_state, as_float32, shardings_of
 from jaxrl_llm.types import Params, TrainBatch, WeightedSum
-
-Objective = Callable[
-    [Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"], Bool[Array, "B T"]], Float[Array, "B T"]
-]
-"""(logprobs, behavior_logprobs, advantages, mask) -> J, to be maximised; 0 where the mask is False."""
 
 Metrics = dict[str, Float[Array, ""] | WeightedSum]
 
@@ -39,96 +35,7 @@ _ROW_FIELDS = (
     "advantages",
     "behavior_logprobs",
 )
-
-
-@flax.struct.dataclass
-class _Totals:
-    """What a microbatch adds to the metrics of its optimizer batch: sums, and two maxima. All float32 []."""
-
-    loss: Array
-    tokens: Array
-    entropy: Array
-    abs_log_ratio: Array
-    ratio: Array
-    squared_ratio: Array
-    log_ratio_max: Array
-    ratio_max: Array
-
-    @classmethod
-    def zero(cls) -> "_Totals":
-        return cls(*[jnp.float32(0.0)] * 8)
-
-    def merge(self, other: "_Totals") -> "_Totals":
-        summed = jax.tree.map(jnp.add, self, other)
-        return summed.replace(
-            log_ratio_max=jnp.maximum(self.log_ratio_max, other.log_ratio_max),
-            ratio_max=jnp.maximum(self.ratio_max, other.ratio_max),
-        )
-
-    def metrics(self) -> Metrics:
-        return {
-            "loss": self.loss,
-            "tokens_trained": self.tokens,
-            "entropy": WeightedSum(self.entropy, self.tokens),
-            "log_ratio_mean_abs": WeightedSum(self.abs_log_ratio, self.tokens),
-            "log_ratio_max": self.log_ratio_max,
-            "ratio_mean": WeightedSum(self.ratio, self.tokens),
-            "ratio_max": self.ratio_max,
-            "ess": jnp.where(self.tokens > 0, self.ratio**2 / (self.squared_ratio * self.tokens), 1.0),
-        }
-
-
-def _score_rows(
-    model: ModelConfig,
-    params: Params,
-    tokens_BT: Int[Array, "B T"],
-    targets_BT: Int[Array, "B T"],
-    positions_BT: Int[Array, "B T"],
-    segment_ids_BT: Int[Array, "B T"],
-    *,
-    mesh: Mesh,
-    temperature: float,
-    head_chunk: int,
-    remat: bool = False,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Log-probability of each target and entropy of its distribution, at the temperature, float32."""
-    # The tables come together over fsdp, as FSDP means it; a lookup in a table of split width makes the partitioner
-    # replicate the activations instead (it warns of "involuntary full rematerialization").
-    table = NamedSharding(mesh, spec(("vocab", None)))
-    tables = {name: params[name] for name in ("embed", "head") if name in params}
-    params = params | lax.with_sharding_constraint(tables, table)
-    hidden_BTD = forward(model, params, tokens_BT, positions_BT, segment_ids_BT, remat=remat)
-    # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
-    hidden_BTD = lax.with_sharding_constraint(hidden_BTD, NamedSharding(mesh, spec(("batch", None, None))))
-    logprobs_N, entropy_N = token_logprobs(
-        hidden_BTD.reshape(-1, model.d_model),
-        head_weight(params),
-        targets_BT.reshape(-1),
-        temperature=temperature,
-        chunk=head_chunk,
-    )
-    return logprobs_N.reshape(tokens_BT.shape), entropy_N.reshape(tokens_BT.shape)
-
-
-def _totals(
-    loss: Array,
-    logprobs_BT: Float[Array, "B T"],
-    entropy_BT: Float[Array, "B T"],
-    behavior_BT: Float[Array, "B T"],
-    mask_BT: Bool[Array, "B T"],
-) -> _Totals:
-    log_ratio_BT = jnp.where(mask_BT, logprobs_BT - behavior_BT, 0.0)
-    ratio_BT = jnp.where(mask_BT, jnp.exp(jnp.clip(log_ratio_BT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)), 0.0)
-    return _Totals(
-        loss=loss,
-        tokens=jnp.sum(mask_BT, dtype=jnp.float32),
-        entropy=jnp.sum(jnp.where(mask_BT, entropy_BT, 0.0)),
-        abs_log_ratio=jnp.sum(jnp.abs(log_ratio_BT)),
-        ratio=jnp.sum(ratio_BT),
-        squared_ratio=jnp.sum(ratio_BT**2),
-        log_ratio_max=jnp.max(jnp.abs(log_ratio_BT)),
-        ratio_max=jnp.max(ratio_BT),
-    )
+_CREDIT_FIELDS = ("scores", "completions")
 
 
 @dataclass(frozen=True)
@@ -140,112 +47,184 @@ class TrainStep:
 
     jitted: Any
     mesh: Mesh
+    reference: Params | None = None
 
     def compiled(self, state: TrainState, batch: TrainBatch) -> "TrainStep":
         """The step compiled for these shapes now (abstract values will do), so that no training step pays for it."""
-        return replace(self, jitted=self.jitted.lower(state, batch).compile())
+        return replace(self, jitted=self.jitted.lower(state, batch, self.reference).compile())
 
     def __call__(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Raises UserError before anything is compiled if the mesh does not divide the rows."""
-        check_divides(self.mesh, (None, "batch", None), batch.tokens.shape, "train.microbatch_rows")
-        return self.jitted(state, batch)
+        leading = (None,) * (batch.tokens.ndim - 2)
+        check_divides(self.mesh, (*leading, "batch", None), batch.tokens.shape, "train.microbatch_rows")
+        return self.jitted(state, batch, self.reference)
+
+
+def _microbatch(fields: Mapping[str, Array], m: Array) -> dict[str, Array]:
+    return {name: lax.dynamic_index_in_dim(x, m, keepdims=False) for name, x in fields.items()}
+
+
+def _zeros(abstract: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
 
 
 def make_train_step(
     model: ModelConfig,
     optimizer: optax.GradientTransformation,
-    objective: Objective,
+    algorithm: Algorithm,
     *,
     mesh: Mesh,
     temperature: float,
     head_chunk: int,
     remat: bool,
+    reference: Params | None = None,
 ) -> TrainStep:
-    """One update on loss = -sum(token_weights * J), jitted once for any number of microbatches; the state is donated.
+    """`algorithm.updates` updates on the algorithm's loss, jitted once for any number of microbatches.
 
-    Tokens are trained where their weight is not 0. The weights already hold the global denominators, so microbatches
-    and devices only add up: gradients accumulate in float32, sharded like the parameters, over the first
-    `batch.microbatches` of the M microbatches (never more than M). Rows split over the mesh axes data and fsdp.
+    The state is donated. Tokens are trained where their weight is not 0. The weights already hold the global
+    denominators, so microbatches and devices only add up: gradients accumulate in float32, sharded like the
+    parameters, over the first `batch.microbatches` of the M microbatches (never more than M). Rows split over the mesh
+    axes data and fsdp. With several updates each has its own part of the batch (the leading axis K) and goes on from
+    the weights that the one before left; old log-probabilities and values are those of the weights that began the
+    step. `reference` is a frozen policy, placed like the parameters, that the algorithm's KL is taken to.
 
-    `state.step` always counts up. The weights and the optimizer's state stay bit-equal if nothing was trained, and if
-    the loss or the gradient's norm is not finite (`skipped` is then 1).
+    `state.step` always counts up, once a step. What an update would change stays bit-equal if nothing was trained, and
+    if the loss or the gradient's norm is not finite (`skipped` counts these).
 
-    Metrics are float32 [] over the whole optimizer batch; means over trained tokens are kept as WeightedSum:
+    Metrics are float32 [] over the whole step; means over trained tokens are kept as WeightedSum:
     loss, tokens_trained, entropy (mean, nats), log_ratio_mean_abs (mean) and log_ratio_max of |logp - behavior|,
     ratio_mean (mean) and ratio_max of exp(logp - behavior), its exponent clamped to +-20, ess (effective sample size
-    of these ratios as a share of the tokens), grad_norm (before clipping), param_norm (after the update), update_norm,
-    skipped.
+    of these ratios as a share of the tokens), kl_sampler_k1 and _k3, clip_low, clip_high and clip_dual (the
+    objective's, see losses/metrics.py), grad_norm (the policy's, before clipping), param_norm (after the step),
+    update_norm, skipped. Loss and norms are means over the updates that trained anything.
+    Where the algorithm has them: old_ratio_mean, old_ratio_max and old_ess of exp(logp - old), kl_reference_k1 and
+    _k3, importance_mean (what corrections multiply by) and importance_zero (share of tokens they drop),
+    entropy_coefficient, value_loss, value_mean, return_mean.
     """
-    abstract = abstract_state(model, optimizer, mesh=mesh)
+    critic, bonus = algorithm.critic, algorithm.entropy
+    adaptive = bonus if isinstance(bonus, AdaptiveEntropy) else None
+    abstract = abstract_state(
+        model,
+        optimizer,
+        mesh=mesh,
+        critic=critic.optimizer if critic is not None else None,
+        adapts_entropy=adaptive is not None,
+    )
     shardings = shardings_of(abstract)
-    rows: Any = rows_sharding(mesh, leading=1)
+    trained_shardings = (shardings.params, shardings.critic.head if critic is not None else None)
+    rows: Any = rows_sharding(mesh, leading=2 if algorithm.updates > 1 else 1)
     whole: Any = replicated(mesh)
-    batch_shardings = TrainBatch(**dict.fromkeys(_ROW_FIELDS, rows), microbatches=whole)
+    names = _ROW_FIELDS + (_CREDIT_FIELDS if algorithm.credit is not None else ())
+    batch_shardings = TrainBatch(**dict.fromkeys(_ROW_FIELDS + _CREDIT_FIELDS, rows), microbatches=whole)
+    scorer = Scorer(model, mesh, temperature, head_chunk, remat)
     optimizer = optax.with_extra_args_support(optimizer)
+    head_optimizer = optax.with_extra_args_support(critic.optimizer) if critic is not None else None
 
-    def microbatch_loss(params: Params, micro: dict[str, Array]) -> tuple[Array, _Totals]:
-        logprobs_BT, entropy_BT = _score_rows(
-            model,
-            params,
-            micro["tokens"],
-            micro["targets"],
-            micro["positions"],
-            micro["segment_ids"],
-            mesh=mesh,
-            temperature=temperature,
-            head_chunk=head_chunk,
-            remat=remat,
-        )
-        weights_BT, behavior_BT = micro["token_weights"], micro["behavior_logprobs"]
-        mask_BT = weights_BT != 0
-        j_BT = objective(logprobs_BT, behavior_BT, micro["advantages"], mask_BT)
-        loss = -jnp.sum(jnp.where(mask_BT, weights_BT * j_BT, 0.0))
-        return loss, lax.stop_gradient(_totals(loss, logprobs_BT, entropy_BT, behavior_BT, mask_BT))
+    def looked_back(state: TrainState, frozen: Params | None, fields: dict[str, Array], count: Array):
+        """The fields of one update, [M B T], with what the weights of `state` and the reference say about them."""
+        head = state.critic.head if state.critic is not None else None
 
-    def accumulated(params: Params, batch: TrainBatch) -> tuple[Params, _Totals]:
-        fields = {name: getattr(batch, name) for name in _ROW_FIELDS}
+        def seen(m):
+            return look_back(
+                replace(scorer, remat=False), algorithm, state.params, head, frozen, _microbatch(fields, m)
+            )
+
+        def add_microbatch(m, found):
+            return {name: found[name].at[m].set(x) for name, x in seen(m).items()}
+
+        wanted = jax.eval_shape(seen, 0)
+        if not wanted:
+            return fields
+        nothing = lax.with_sharding_constraint(jnp.zeros(fields["tokens"].shape), rows_sharding(mesh, leading=1))
+        return fields | lax.fori_loop(0, count, add_microbatch, dict.fromkeys(wanted, nothing))
+
+    def accumulated(trained: tuple[Params, Params | None], fields: dict[str, Array], count: Array, alpha: Any):
+        """(gradient, loss, metrics) over the first `count` microbatches of one update."""
+
+        def loss_of(trained, m):
+            return microbatch_loss(trained, scorer, algorithm, _microbatch(fields, m), alpha)
 
         def add_microbatch(m, carry):
-            gradient, totals = carry
-            micro = {name: lax.dynamic_index_in_dim(x, m, keepdims=False) for name, x in fields.items()}
-            part, part_totals = jax.grad(microbatch_loss, has_aux=True)(params, micro)
+            gradient, loss, found = carry
+            (part_loss, part_found), part = jax.value_and_grad(loss_of, has_aux=True)(trained, m)
             gradient = jax.tree.map(lambda total, x: total + x.astype(jnp.float32), gradient, part)
             # Without this the gradients lose the fsdp axis and every device holds them whole.
-            return lax.with_sharding_constraint(gradient, shardings.params), totals.merge(part_totals)
+            gradient = lax.with_sharding_constraint(gradient, trained_shardings)
+            return gradient, loss + part_loss, metrics.add(found, part_found)
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        start = (lax.with_sharding_constraint(zeros, shardings.params), _Totals.zero())
-        return lax.fori_loop(0, batch.microbatches, add_microbatch, start)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), trained)
+        nothing = _zeros(jax.eval_shape(loss_of, trained, 0)[1])
+        start = (lax.with_sharding_constraint(zeros, trained_shardings), jnp.float32(0.0), nothing)
+        return lax.fori_loop(0, count, add_microbatch, start)
 
-    def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-        gradient, totals = accumulated(state.params, batch)
-        grad_norm = optax.tree.norm(gradient)
-        finite = jnp.isfinite(totals.loss) & jnp.isfinite(grad_norm)
-        apply = finite & (totals.tokens > 0)
+    def updated(state: TrainState, fields: dict[str, Array], count: Array):
+        """One update: (state, its metrics, numbers that add up over updates)."""
+        alpha = bonus if bonus != 0.0 else None
+        if state.entropy is not None and adaptive is not None:
+            alpha = applied_alpha(state.entropy.coefficient, state.entropy.entropy, target=adaptive.target)
+        trained = (state.params, state.critic.head if state.critic is not None else None)
+        gradient, loss, found = accumulated(trained, with_credit(algorithm, fields), count, alpha)
+        grad_norm, tokens = optax.tree.norm(gradient[0]), found["entropy"].weight
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(gradient[1]))
+        apply = finite & (tokens > 0)
 
-        step = state.step + 1
         masters = as_float32(state.params)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, masters, step=step)
+        updates, opt_state = optimizer.update(gradient[0], state.opt_state, masters, step=state.step)
         updates = jax.tree.map(lambda u: jnp.where(apply, u, 0.0), updates)
         params = jax.tree.map(lambda p, p32, u: (p32 + u).astype(p.dtype), state.params, masters, updates)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(apply, new, old), (params, opt_state), (state.params, state.opt_state)
-        )
-        metrics = totals.metrics() | {
+        after = replace(state, params=params, opt_state=opt_state)
+        if state.critic is not None and head_optimizer is not None:
+            head = state.critic.head
+            moves, head_state = head_optimizer.update(gradient[1], state.critic.opt_state, head, step=state.step)
+            after = replace(after, critic=CriticState(head=optax.apply_updates(head, moves), opt_state=head_state))
+        if state.entropy is not None and adaptive is not None:
+            mean = found["entropy"].total / jnp.maximum(tokens, 1.0)
+            limits = {"target": adaptive.target, "step": adaptive.step, "high": adaptive.highest}
+            moved = adapt_alpha(state.entropy.coefficient, mean, **limits)
+            after = replace(after, entropy=EntropyControl(coefficient=moved, entropy=mean))
+        after = jax.tree.map(lambda new, old: jnp.where(apply, new, old), after, state)
+        sums = {
+            "loss": loss,
             "grad_norm": grad_norm,
-            "param_norm": optax.tree.norm(as_float32(params)),
             "update_norm": optax.tree.norm(updates),
             "skipped": jnp.float32(~finite),
+            "trained": jnp.float32(tokens > 0),
         }
-        return TrainState(step=step, params=params, opt_state=opt_state), metrics
+        return after, found, sums
+
+    def train_step(state: TrainState, batch: TrainBatch, frozen: Params | None) -> tuple[TrainState, Metrics]:
+        fields = {name: getattr(batch, name) for name in names}
+        state = replace(state, step=state.step + 1)
+        if algorithm.updates == 1:
+            state, found, sums = updated(
+                state, looked_back(state, frozen, fields, batch.microbatches), batch.microbatches
+            )
+        else:
+            # All parts are looked at before the first update moves the weights.
+            parts = lax.map(lambda part: looked_back(state, frozen, *part), (fields, batch.microbatches))
+
+            def go_on(carry, part):
+                state, found, sums = carry
+                state, *more = updated(state, *part)
+                return (state, metrics.add(found, more[0]), jax.tree.map(jnp.add, sums, more[1])), None
+
+            first = jax.tree.map(lambda x: x[0], (parts, batch.microbatches))
+            nothing = _zeros(jax.eval_shape(updated, state, *first)[1:])
+            (state, found, sums), _ = lax.scan(go_on, (state, *nothing), (parts, batch.microbatches))
+        means = {name: sums[name] / jnp.maximum(sums["trained"], 1.0) for name in ("loss", "grad_norm", "update_norm")}
+        return state, finished(found) | means | {
+            "tokens_trained": found["entropy"].weight,
+            "param_norm": optax.tree.norm(as_float32(state.params)),
+            "skipped": sums["skipped"],
+        }
 
     jitted = jax.jit(
         train_step,
         donate_argnums=0,
-        in_shardings=(shardings, batch_shardings),
+        in_shardings=(shardings, batch_shardings, shardings.params if reference is not None else None),
         out_shardings=(shardings, whole),
     )
-    return TrainStep(jitted=jitted, mesh=mesh)
+    return TrainStep(jitted=jitted, mesh=mesh, reference=reference)
 
 
 def make_score(
@@ -256,19 +235,11 @@ def make_score(
     Raises UserError before anything is compiled if the mesh does not divide the rows.
     """
     rows = rows_sharding(mesh)
+    scorer = Scorer(model, mesh, temperature, head_chunk)
 
     def logprobs(params, tokens_BT, targets_BT, positions_BT, segment_ids_BT):
-        return _score_rows(
-            model,
-            params,
-            tokens_BT,
-            targets_BT,
-            positions_BT,
-            segment_ids_BT,
-            mesh=mesh,
-            temperature=temperature,
-            head_chunk=head_chunk,
-        )[0]
+        hidden_BTD = scorer.hidden(params, tokens_BT, positions_BT, segment_ids_BT)
+        return scorer.logprobs(params, hidden_BTD, targets_BT)[0]
 
     placed = param_shardings(mesh, logical_axes(model), abstract_params(model))
     jitted = jax.jit(logprobs, in_shardings=(placed, rows, rows, rows, rows), out_shardings=rows)

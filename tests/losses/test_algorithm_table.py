@@ -203,6 +203,8 @@ def test_sound_compositions_pass(name):
         ("dr_grpo", {"max_tokens": None}, "constant, and only it, needs the divisor"),
         ("grpo", {"max_tokens": 4096}, "only it, needs the divisor"),
         ("ppo", {"baseline": "group_mean", "group_size": 4}, "come from a critic"),
+        ("ppo", {"normalisations": ["batch_std"]}, "batch_std divides by a standard deviation and subtracts nothing"),
+        ("grpo", {"baseline": "none"}, "prompt_std divides by a standard deviation and subtracts nothing"),
         ("grpo", {"kl_in_reward": "k1"}, "counts twice"),
         ("grpo", {"kl_in_loss": "k4"}, "KL estimator 'k4' is unknown"),
         ("grpo", {"aggregation": "mean"}, "aggregation 'mean' is unknown"),

@@ -3,10 +3,11 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tiny_policy import ADAMW, HEAD_CHUNK, MODEL, OBJECTIVE, OPTIMIZER_CONFIG, TEMPERATURE
+from tiny_policy import ADAMW, CISPO, HEAD_CHUNK, MODEL, OPTIMIZER_CONFIG, TEMPERATURE
 
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.sharding import make_mesh
+from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.state import shardings_of, state_from_params
 from jaxrl_llm.train.step import make_train_step
 
@@ -35,7 +36,7 @@ def build_step(host_params, traces):
 
     def counted_objective(*args):
         traces.append(1)
-        return OBJECTIVE(*args)
+        return CISPO.objective(*args)
 
     @functools.cache
     def build(axes, remat=False):
@@ -44,7 +45,7 @@ def build_step(host_params, traces):
         step = make_train_step(
             MODEL,
             ADAMW,
-            counted_objective,
+            Algorithm(counted_objective),
             mesh=mesh,
             temperature=TEMPERATURE,
             head_chunk=HEAD_CHUNK,

@@ -1,11 +1,10 @@
 """One tiny model and one batch shape for every test of the step: compilation is what costs."""
 
-import functools
-
 import numpy as np
 
 from jaxrl_llm.config import ModelConfig, OptimizerConfig
-from jaxrl_llm.losses.objectives import cispo
+from jaxrl_llm.losses.algorithms import bind
+from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.types import TrainBatch
 
@@ -13,7 +12,7 @@ MODEL = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, head_dim=8, d_ff=
 M, B, T = 8, 8, 16
 TEMPERATURE = 0.7
 HEAD_CHUNK = 64
-OBJECTIVE = functools.partial(cispo, ratio_cap=5.0)
+CISPO = Algorithm(bind("cispo", ratio_cap=5.0))
 OPTIMIZER_CONFIG = OptimizerConfig(lr=1e-3, warmup_steps=4, weight_decay=0.1)
 ADAMW = make_optimizer(OPTIMIZER_CONFIG, total_steps=100)
 

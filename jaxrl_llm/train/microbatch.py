@@ -1,0 +1,198 @@
+"""What happens to one microbatch inside the jitted step: the forward pass, the loss, and what is reported beside it.
+
+Arrays are [B T]; `micro` maps the names of TrainBatch's row fields, and what was worked out from them, to arrays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.losses.entropy import entropy_bonus
+from jaxrl_llm.losses.logprobs import token_logprobs
+from jaxrl_llm.losses.metrics import Maximum, Metric, kl_metrics, masked_mean, ratio_metrics
+from jaxrl_llm.losses.value import critic_values, value_loss
+from jaxrl_llm.models.transformer import forward, head_weight
+from jaxrl_llm.sharding import spec
+from jaxrl_llm.train.algorithm import Algorithm
+from jaxrl_llm.types import Params
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The policy's forward pass on a mesh, at a temperature."""
+
+    model: ModelConfig
+    mesh: Mesh
+    temperature: float
+    head_chunk: int
+    remat: bool = False
+
+    def hidden(
+        self,
+        params: Params,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"],
+        segment_ids_BT: Int[Array, "B T"],
+    ) -> Float[Array, "B T D"]:
+        params = self._gathered(params)
+        hidden_BTD = forward(self.model, params, tokens_BT, positions_BT, segment_ids_BT, remat=self.remat)
+        # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
+        return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", None, None))))
+
+    def logprobs(
+        self, params: Params, hidden_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+        """Log-probability of each target and entropy of its distribution, float32, in nats."""
+        logprobs_N, entropy_N = token_logprobs(
+            hidden_BTD.reshape(-1, self.model.d_model),
+            head_weight(self._gathered(params)),
+            targets_BT.reshape(-1),
+            temperature=self.temperature,
+            chunk=self.head_chunk,
+            shards=self.mesh.shape["data"] * self.mesh.shape["fsdp"],
+        )
+        return logprobs_N.reshape(targets_BT.shape), entropy_N.reshape(targets_BT.shape)
+
+    def _gathered(self, params: Params) -> Params:
+        # The tables come together over fsdp, as FSDP means it; a lookup in a table of split width makes the partitioner
+        # replicate the activations instead (it warns of "involuntary full rematerialization").
+        table = NamedSharding(self.mesh, spec(("vocab", None)))
+        tables = {name: params[name] for name in ("embed", "head") if name in params}
+        return params | lax.with_sharding_constraint(tables, table)
+
+
+def _hidden(scorer: Scorer, params: Params, micro: Mapping[str, Array]) -> Float[Array, "B T D"]:
+    return scorer.hidden(params, micro["tokens"], micro["positions"], micro["segment_ids"])
+
+
+def _values(head: Params, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+    return critic_values(hidden_BTD, head["weight"], head["bias"])
+
+
+def look_back(
+    scorer: Scorer,
+    algorithm: Algorithm,
+    params: Params,
+    value_head: Params | None,
+    reference: Params | None,
+    micro: Mapping[str, Array],
+) -> dict[str, Float[Array, "B T"]]:
+    """What the weights that begin a step, and the reference policy, say about a microbatch; nothing if nobody asks.
+
+    old_logprobs, old_values (with a critic), reference_logprobs (with a reference).
+    """
+    seen = {}
+    if algorithm.looks_back:
+        hidden_BTD = _hidden(scorer, params, micro)
+        seen["old_logprobs"], _ = scorer.logprobs(params, hidden_BTD, micro["targets"])
+        if value_head is not None:
+            seen["old_values"] = _values(value_head, hidden_BTD)
+    if reference is not None:
+        hidden_BTD = _hidden(scorer, reference, micro)
+        seen["reference_logprobs"], _ = scorer.logprobs(reference, hidden_BTD, micro["targets"])
+    return seen
+
+
+def with_credit(algorithm: Algorithm, fields: Mapping[str, Array]) -> dict[str, Array]:
+    """One update's fields, [M B T], with advantages (and the critic's returns) worked out from what was looked back."""
+    if algorithm.credit is None:
+        return dict(fields)
+    mask = fields["token_weights"] != 0
+    kl = values = jnp.zeros(mask.shape, jnp.float32)
+    if algorithm.penalty is not None and algorithm.penalty.in_reward:
+        kl = algorithm.penalty.estimator(fields["old_logprobs"], fields["reference_logprobs"], mask)
+    if algorithm.critic is not None:
+        values = fields["old_values"]
+    advantages, returns = algorithm.credit(
+        fields["scores"], kl, values, mask, fields["completions"], fields["segment_ids"]
+    )
+    found = {"advantages": advantages} | ({"returns": returns} if returns is not None else {})
+    return dict(fields) | found
+
+
+def microbatch_loss(
+    trained: tuple[Params, Params | None],
+    scorer: Scorer,
+    algorithm: Algorithm,
+    micro: Mapping[str, Array],
+    alpha: float | Float[Array, ""] | None,
+) -> tuple[Float[Array, ""], dict[str, Metric]]:
+    """The microbatch's part of the loss, and its metrics as open sums; see `make_train_step`.
+
+    `trained` is (policy, value head or None); `alpha` the entropy coefficient, None where there is no bonus.
+    """
+    params, value_head = trained
+    hidden_BTD = _hidden(scorer, params, micro)
+    logprobs_BT, entropy_BT = scorer.logprobs(params, hidden_BTD, micro["targets"])
+    weights_BT = micro["token_weights"]
+    mask_BT = weights_BT != 0
+    old_BT, reference_BT = micro.get("old_logprobs"), micro.get("reference_logprobs")
+    segments = (micro["segment_ids"], algorithm.num_segments) if algorithm.num_segments else (None, None)
+    arrays = (logprobs_BT, micro["behavior_logprobs"], old_BT, micro["advantages"], mask_BT, *segments)
+
+    found = dict(algorithm.metrics(*arrays)) if algorithm.metrics is not None else {}
+    j_BT = algorithm.objective(*arrays)
+    if algorithm.weight is not None:
+        importance_BT = algorithm.weight(*arrays)
+        j_BT *= importance_BT
+        found["importance_mean"] = masked_mean(importance_BT, mask_BT)
+        found["importance_zero"] = masked_mean(importance_BT == 0, mask_BT)
+    if reference_BT is not None:
+        penalty = algorithm.penalty
+        if penalty is not None and not penalty.in_reward:
+            j_BT -= penalty.coefficient * penalty.estimator(logprobs_BT, reference_BT, mask_BT)
+        found |= kl_metrics(logprobs_BT, reference_BT, mask_BT, "kl_reference")
+    if alpha is not None:
+        j_BT += entropy_bonus(entropy_BT, mask_BT, alpha)
+        found["entropy_coefficient"] = masked_mean(jnp.full(mask_BT.shape, alpha), mask_BT)
+    loss = -_weighted(weights_BT, j_BT)
+    if algorithm.critic is not None:
+        values_BT = _values(value_head, hidden_BTD)
+        error_BT = value_loss(values_BT, micro["old_values"], micro["returns"], mask_BT, clip=algorithm.critic.clip)
+        loss += algorithm.critic.coefficient * _weighted(weights_BT, error_BT)
+        found["value_loss"] = masked_mean(error_BT, mask_BT)
+        found["value_mean"] = masked_mean(values_BT, mask_BT)
+        found["return_mean"] = masked_mean(micro["returns"], mask_BT)
+    if old_BT is not None:
+        found |= ratio_metrics(logprobs_BT, old_BT, mask_BT, "old_ratio")
+    found |= _towards_sampler(logprobs_BT, micro["behavior_logprobs"], mask_BT)
+    found["entropy"] = masked_mean(entropy_BT, mask_BT)
+    return loss, lax.stop_gradient(found)
+
+
+def _weighted(weights_BT: Float[Array, "B T"], x_BT: Float[Array, "B T"]) -> Float[Array, ""]:
+    return jnp.sum(jnp.where(weights_BT != 0, weights_BT * x_BT, 0.0))
+
+
+def _towards_sampler(
+    logprobs_BT: Float[Array, "B T"], behavior_BT: Float[Array, "B T"], mask_BT: Bool[Array, "B T"]
+) -> dict[str, Metric]:
+    distance_BT = jnp.where(mask_BT, jnp.abs(logprobs_BT - behavior_BT), 0.0)
+    return {
+        **ratio_metrics(logprobs_BT, behavior_BT, mask_BT),
+        **kl_metrics(logprobs_BT, behavior_BT, mask_BT, "kl_sampler"),
+        "log_ratio_mean_abs": masked_mean(distance_BT, mask_BT),
+        "log_ratio_max": Maximum(jnp.max(distance_BT)),
+    }
+
+
+def finished(found: Mapping[str, Metric]) -> dict[str, Any]:
+    """Metrics of a whole step for its record: means stay WeightedSums, maxima and effective sample sizes numbers."""
+    result: dict[str, Any] = {}
+    for name, metric in found.items():
+        if isinstance(metric, Maximum):
+            result[name] = metric.value
+        elif f"{name}_squared" in found:
+            squares = found[f"{name}_squared"].total
+            ess = metric.total**2 / (squares * metric.weight)
+            result[f"{name}_mean"] = metric
+            result[name.replace("ratio", "ess")] = jnp.where(metric.weight > 0, ess, 1.0)
+        elif not name.endswith("_squared"):
+            result[name] = metric
+    return result
