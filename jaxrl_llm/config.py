@@ -9,7 +9,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pydantic
 import yaml
@@ -434,10 +435,19 @@ def _describe(section: type[Section], prefix: str):
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from _describe(field.annotation, f"{prefix}{name}.")
         else:
-            kind = getattr(field.annotation, "__name__", None) or str(field.annotation)
-            if "Literal" in str(field.annotation):
-                kind = " | ".join(str(choice) for choice in field.annotation.__args__)
-            yield f"{prefix}{name}", kind.replace("typing.", ""), str(field.default), field.description or ""
+            yield f"{prefix}{name}", _kind(field.annotation), str(field.default), field.description or ""
+
+
+def _kind(annotation: Any) -> str:
+    """A type as people read it: `float | null`, `sampler | old | null`, `dict`."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(parts[0])
+    if origin is Literal:
+        return " | ".join(map(str, parts))
+    if origin in (Union, UnionType):
+        return " | ".join(map(_kind, parts))
+    return "null" if annotation is NoneType else getattr(origin or annotation, "__name__", str(annotation))
 
 
 def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -> dict[str, Any]:

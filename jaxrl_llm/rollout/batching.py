@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -79,10 +80,11 @@ def _pack_one(documents: Sequence[Document], shape: RowShape) -> TrainBatch:
         floats["scores"][row, sampled] = document.score
         ints["completions"][row, sampled] = document.number
     used = max((row for row, _ in places), default=-1) + 1
-    fields = {
+    fields: dict[str, Any] = {
         name: array.reshape(shape.microbatches, *(shape.rows, shape.length)) for name, array in (ints | floats).items()
     }
-    return TrainBatch(**fields, microbatches=np.int32(-(-used // shape.rows)))
+    fields["microbatches"] = np.int32(-(-used // shape.rows))
+    return TrainBatch(**fields)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _select_one(groups: Sequence[EpisodeGroup], how: Selection) -> StepGroups:
     equal_P = zero_variance(rewards_PG, keep_PG) & ~failed_P & ~overlong_P
     dropped = {"reward_failed": failed_P, "overlong": overlong_P}
     dropped |= {"zero_variance": equal_P} if how.zero_variance_filter else {}
-    reasons = {p: reason for reason, where_P in dropped.items() for p in np.flatnonzero(where_P)}
+    reasons = {int(p): reason for reason, where_P in dropped.items() for p in np.flatnonzero(where_P)}
     keep_PG &= ~np.isin(np.arange(len(groups)), list(reasons))[:, None]
     advantages_PG = how.advantages(rewards_PG, keep_PG)
 
@@ -176,7 +178,8 @@ def _select_one(groups: Sequence[EpisodeGroup], how: Selection) -> StepGroups:
 def supervised(prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray]) -> list[Document]:
     """Given completions as documents of advantage 1, averaged over all their tokens."""
     weight = 1.0 / sum(len(completion) for completion in completions)
-    return [
-        Document(prompt, completion, *(np.full(len(completion), value) for value in (weight, 1.0, 0.0)))
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
+    documents = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ones = np.ones(len(completion))
+        documents.append(Document(prompt, completion, weights_C=weight * ones, advantages_C=ones, logprobs_C=0 * ones))
+    return documents
