@@ -274,6 +274,11 @@ class RolloutConfig(Section):
     prompts_per_step: Int = Field(32, gt=0, description="prompt groups in one optimizer step")
     group_size: Int = Field(16, gt=0, description="completions per prompt")
     max_lag: Int = Field(8, ge=0, description="PipelineRL-k: trained tokens are at most k versions old")
+    ready_batches: Int = Field(
+        1,
+        gt=0,
+        description="finished batches that may wait for the trainer; with more waiting the sampler admits no prompt, so that a fast sampler does not make stale samples for stock",
+    )
     temperature: Float = Field(
         1.0, gt=0, description="sampling temperature; log-probabilities are taken at it on both sides"
     )

@@ -119,6 +119,8 @@ class Joined:
             self.issuer,
             setup.environment,
             group_size=rollout.group_size,
+            concurrency=config.sampler.slots,
+            max_ready=rollout.ready_batches * rollout.prompts_per_step,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
             seed=config.seed,

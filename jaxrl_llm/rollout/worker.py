@@ -2,6 +2,10 @@
 
 issuer.take -> slots.admit -> scheduler.submit (G siblings) -> scheduler.step ... -> env -> EpisodeGroup, in issue order
       new weights from the board are swapped in between two scheduler steps, then slots.release
+
+The lag slots bound staleness at its worst. To keep it low at other times a prompt is admitted only when the scheduler
+can start on it at once and no more than `max_ready` finished groups wait for the trainer: what is sampled earlier than
+needed is only older when it is trained.
 """
 
 import threading
@@ -29,6 +33,9 @@ class Scheduler(Protocol):
     def version(self) -> int: ...
 
     @property
+    def in_flight(self) -> int: ...
+
+    @property
     def idle(self) -> bool: ...
 
 
@@ -37,7 +44,11 @@ class Environment(Protocol):
 
 
 class RolloutWorker:
-    """Owns the scheduler (and so the decode state) from `start` to `stop`; everything else talks to its queue."""
+    """Owns the scheduler (and so the decode state) from `start` to `stop`; everything else talks to its queue.
+
+    `concurrency` is how many requests the scheduler decodes at once; `max_ready`, at least a step's prompts, is how
+    many finished groups may wait. A trainer that takes groups must publish weights afterwards: that wakes the thread.
+    """
 
     def __init__(
         self,
@@ -48,12 +59,15 @@ class RolloutWorker:
         environment: Environment,
         *,
         group_size: int,
+        concurrency: int,
+        max_ready: int,
         max_new_tokens: int,
         temperature: float,
         seed: int,
     ):
         self._scheduler, self._board, self._slots, self._issuer = scheduler, board, slots, issuer
         self._environment, self._group_size = environment, group_size
+        self._concurrency, self._max_ready = concurrency, max_ready
         self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
         self._pending: dict[int, tuple[int, int]] = {}  # request -> (group, sibling)
         self._tasks: dict[int, PromptTask] = {}
@@ -130,7 +144,7 @@ class RolloutWorker:
     def _admit(self) -> None:
         requests: list[SampleRequest] = []
         owners: list[tuple[int, int]] = []
-        while not self._exhausted and self._slots.free:
+        while not self._exhausted and self._slots.free and self._wanted(len(requests)):
             issued = self._issuer.take()
             if issued is None:
                 with self._changed:
@@ -149,6 +163,12 @@ class RolloutWorker:
                 )
         if requests:
             self._pending.update(zip(self._scheduler.submit(requests), owners, strict=True))
+
+    def _wanted(self, submitting: int) -> bool:
+        """Whether one more group would be started on at once, and not only to lie in stock."""
+        with self._changed:
+            ready = len(self._ready)
+        return self._scheduler.in_flight + submitting < self._concurrency and ready < self._max_ready
 
     def _wait_for_weights(self) -> None:
         started = time.monotonic()

@@ -1,5 +1,6 @@
 """The sampling thread with a scripted scheduler: no model, no engine."""
 
+import time
 from collections import Counter
 
 import numpy as np
@@ -47,6 +48,10 @@ class ScriptedScheduler:
         self.version = version
 
     @property
+    def in_flight(self):
+        return len(self.queue)
+
+    @property
     def idle(self):
         return not self.queue
 
@@ -57,14 +62,24 @@ class FirstSiblingIsRight:
         return Episode(completion, np.ones(1, bool), Reward(right, {"correct": right}))
 
 
-def make(*, max_lag, n=20, scheduler=None, retire_at=None, restore=None):
+def make(*, max_lag, n=20, scheduler=None, retire_at=None, restore=None, concurrency=10**6, max_ready=10**6):
     scheduler = scheduler or ScriptedScheduler()
     board, slots = WeightBoard(), LagSlots(max_lag=max_lag, prompts_per_step=P)
     issuer = GroupIssuer(PromptStream(tasks(n), seed=1), PassRates(retire_at=retire_at))
     if restore:
         issuer.restore(restore)
     worker = RolloutWorker(
-        scheduler, board, slots, issuer, FirstSiblingIsRight(), group_size=G, max_new_tokens=4, temperature=1.0, seed=5
+        scheduler,
+        board,
+        slots,
+        issuer,
+        FirstSiblingIsRight(),
+        group_size=G,
+        concurrency=concurrency,
+        max_ready=max_ready,
+        max_new_tokens=4,
+        temperature=1.0,
+        seed=5,
     )
     return worker, board, slots, issuer, scheduler
 
@@ -95,6 +110,24 @@ def test_lag_never_exceeds_the_bound_and_groups_come_in_issue_order(max_lag):
     counts = issuer.counts()
     assert counts["prompts_issued"] == counts["prompts_trained"] + counts["prompts_in_flight"]
     assert counts["prompts_issued"] <= (12 + max_lag + 1) * P
+
+
+@pytest.mark.parametrize(("concurrency", "max_ready"), [(1, P), (G, P), (2 * P * G, P), (P * G, 2 * P)])
+def test_a_fast_sampler_makes_no_stock_of_stale_samples(concurrency, max_ready):
+    worker, board, slots, issuer, scheduler = make(max_lag=8, concurrency=concurrency, max_ready=max_ready)
+    worker.start()
+    # One short of the stock, then what runs at once; and one more while the trainer is taking groups.
+    most = max_ready - 1 + -(-concurrency // G) + 1
+    lags = []
+    for step in range(12):
+        deadline = time.monotonic() + 10  # the trainer is slow: the sampler does all it is allowed to do
+        while not (scheduler.idle and issuer.counts()["prompts_in_flight"] >= max_ready):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert issuer.counts()["prompts_in_flight"] <= most
+        lags += train_step(worker, board, slots, issuer, step)[1]
+    worker.stop()
+    assert max(lags) <= -(-most // P)  # in batches ahead of the trainer: far below the bound of 8
 
 
 def test_every_sibling_has_its_own_random_stream():
