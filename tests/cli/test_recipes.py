@@ -10,7 +10,7 @@ import optax
 import pytest
 from tiny_algorithm import SIZES, Tiny, groups, host, number, weights
 
-from jaxrl_llm.cli.algorithm import check_algorithm
+from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection, check_algorithm
 from jaxrl_llm.config import AlgorithmConfig, KlConfig, RunConfig, load, validate
 from jaxrl_llm.losses import algorithms
 from jaxrl_llm.types import UserError
@@ -196,12 +196,33 @@ def test_what_means_nothing_is_refused_with_the_reason(algorithm, rollout, messa
 
 
 def test_the_constant_divisor_is_the_generation_budget_unless_it_is_given():
-    from jaxrl_llm.cli.algorithm import bind_selection
-
     tree = {"objective": "ppo", "aggregation": "constant", "normalisation": "none"}
     for given, divisor in (({}, 8), ({"max_tokens": 100}, 100)):
         weights = bind_selection(validate({"algorithm": tree | given}, "test")).token_weights
         np.testing.assert_allclose(weights(np.array([3, 2]), np.zeros(2, int), np.ones(2, bool)), 1 / (2 * divisor))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reads", "looks"),
+    [
+        ({}, False, False),
+        ({"updates_per_batch": 2}, False, False),  # anchored on the sampler alone
+        ({"updates_per_batch": 2, "anchor": "old"}, True, True),
+        ({"objective": "ppo"}, False, False),  # one update: old is the present policy
+        ({"objective": "ppo", "updates_per_batch": 2}, True, True),
+        ({"objective": "ppo", "updates_per_batch": 2, "anchor": "sampler"}, False, False),
+        ({"objective": "reinforce", "updates_per_batch": 2}, False, False),
+        ({"objective": "reinforce", "updates_per_batch": 2, "importance": {"tis": {}}}, True, True),
+        ({"updates_per_batch": 2, "importance": {"off_policy_mask": {"delta": 1.0}}}, False, False),
+        ({"updates_per_batch": 2, "importance": {"off_policy_mask": {"delta": 1.0, "anchor": "old"}}}, True, True),
+        ({"kl": {"place": "reward"}}, True, True),
+        ({"kl": {"place": "loss"}}, False, False),
+        ({"baseline": "none", "normalisation": "none", "critic": {"enabled": True}}, False, True),
+    ],
+)
+def test_the_policy_is_scored_before_the_step_only_where_somebody_reads_it(algorithm, reads, looks):
+    bound = bind_algorithm(validate({"algorithm": algorithm}, "test"), num_segments=3)
+    assert (bound.reads_old, bound.looks_back) == (reads, looks)
 
 
 FILTERS = {"zero_variance_filter", "overlong_filter", "no_positive_resampling", "aggregation", "max_tokens"}

@@ -1,10 +1,12 @@
 """The main job end to end on a policy of seconds."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +109,25 @@ def test_two_processes_cannot_share_a_run_directory(tiny, jaxrl):
     assert (status, err.count("\n")) == (2, 1)
     assert "in use by another process" in err
     lock.close()
+
+
+def test_reference_critic_and_entropy_coefficient_survive_a_stop(tiny, jaxrl, records):
+    recipe = Path(__file__).parents[2] / "configs" / "recipes" / "ppo.yaml"
+    more = ["algorithm.updates_per_batch=2", "algorithm.kl.reference_dtype=bfloat16", "algorithm.entropy.target=2.0"]
+    arguments = ["train", tiny, f"extends={recipe}", *more, "--run-dir", tiny.parent / "run"]
+    status, _, err = jaxrl(*arguments)
+    assert status == 0, err
+    run = tiny.parent / "run"
+    whole = timeless(records(run, "metrics"))
+    for name in ("kl_reference_k1", "kl_sampler_k3", "value_loss", "old_ratio_max", "clip_low", "zero_variance"):
+        assert name in whole[0], name
+    assert whole[0]["entropy_coefficient"] < whole[-1]["entropy_coefficient"]
+    assert whole[0]["value_mean"] != whole[-1]["value_mean"]
+    # As if killed between the checkpoints of steps 4 and 6.
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    assert jaxrl(*arguments)[0] == 0
+    assert timeless(records(run, "metrics")) == whole
+    shutil.rmtree(run / "reference")
+    status, _, err = jaxrl(*arguments)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "reference is missing: it holds the weights that algorithm.kl compares with" in err
