@@ -74,6 +74,46 @@ def test_extends_merges_sections_and_the_child_wins(tmp_path):
     assert (config.optimizer.lr, config.optimizer.b1, config.seed) == (2, 0.5, 4)
 
 
+def test_the_command_line_may_put_another_file_under_a_config(tmp_path):
+    write(tmp_path, "algorithm: {ratio_cap: 4}", "one.yaml")
+    write(tmp_path, "algorithm: {objective: ppo, clip_high: 0.28}", "other.yaml")
+    path = write(tmp_path, "extends: one.yaml\noptimizer: {lr: 2}")
+    config = load(path, ["extends=other.yaml", "algorithm.clip_low=0.1"])
+    assert (config.optimizer.lr, config.algorithm.constants) == (2, {"clip_low": 0.1, "clip_high": 0.28})
+    assert load(write(tmp_path, "{}"), ["extends=one.yaml"]).algorithm.ratio_cap == 4
+    with pytest.raises(UserError, match=r"nowhere.yaml does not exist"):
+        load(path, ["extends=nowhere.yaml"])
+
+
+def test_an_objective_brings_its_own_constants(tmp_path):
+    config = load(write(tmp_path, "algorithm: {objective: gspo, aggregation: sample, ratio_cap: null}"))
+    assert config.algorithm.constants == {"clip_low": 3e-4, "clip_high": 4e-4}
+    assert (config.algorithm.ratio_cap, config.algorithm.dual_clip) == (None, None)
+    assert validate(yaml.safe_load(dump(config)), "dump") == config
+
+
+def test_constants_of_corrections_are_numbers_switches_or_names(tmp_path):
+    text = "algorithm: {objective: ppo, importance: {tis: {cap: 1e1}, off_policy_mask: {delta: 1, anchor: old}}}"
+    config = load(write(tmp_path, text), ["algorithm.importance.mis={weighted: false}"])
+    assert config.algorithm.importance == {
+        "tis": {"cap": 10.0},
+        "off_policy_mask": {"delta": 1.0, "anchor": "old"},
+        "mis": {"weighted": False},
+    }
+    assert differences(config, load(write(tmp_path, text))) == [
+        f"algorithm.importance: {config.algorithm.importance} -> "
+        "{'tis': {'cap': 10.0}, 'off_policy_mask': {'delta': 1.0, 'anchor': 'old'}}"
+    ]
+
+
+def test_types_are_named_as_people_read_them():
+    kinds = {name: kind for name, kind, *_ in describe()}
+    assert kinds["algorithm.anchor"] == "sampler | old | null"
+    assert kinds["algorithm.ratio_cap"] == "float | null"
+    assert kinds["algorithm.kl.place"] == "none | loss | reward"
+    assert kinds["train.mesh"] == "dict"
+
+
 def test_every_key_is_explained():
     keys = describe()
     assert {"optimizer.lr", "rollout.max_lag", "seed"} <= {name for name, *_ in keys}
