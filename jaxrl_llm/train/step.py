@@ -117,6 +117,7 @@ def make_train_step(
     names = _ROW_FIELDS + (_CREDIT_FIELDS if algorithm.credit is not None else ())
     batch_shardings = TrainBatch(**dict.fromkeys(_ROW_FIELDS + _CREDIT_FIELDS, rows), microbatches=whole)
     scorer = Scorer(model, mesh, temperature, head_chunk, remat)
+    unsaved = replace(scorer, remat=False)  # what is never differentiated saves no activations anyway
     optimizer = optax.with_extra_args_support(optimizer)
     head_optimizer = optax.with_extra_args_support(critic.optimizer) if critic is not None else None
 
@@ -125,9 +126,7 @@ def make_train_step(
         head = state.critic.head if state.critic is not None else None
 
         def seen(m):
-            return look_back(
-                replace(scorer, remat=False), algorithm, state.params, head, frozen, _microbatch(fields, m)
-            )
+            return look_back(unsaved, algorithm, state.params, head, frozen, _microbatch(fields, m))
 
         def add_microbatch(m, found):
             return {name: found[name].at[m].set(x) for name, x in seen(m).items()}
@@ -135,7 +134,8 @@ def make_train_step(
         wanted = jax.eval_shape(seen, 0)
         if not wanted:
             return fields
-        nothing = lax.with_sharding_constraint(jnp.zeros(fields["tokens"].shape), rows_sharding(mesh, leading=1))
+        zeros = jnp.zeros(fields["tokens"].shape, jnp.float32)
+        nothing = lax.with_sharding_constraint(zeros, rows_sharding(mesh, leading=1))
         return fields | lax.fori_loop(0, count, add_microbatch, dict.fromkeys(wanted, nothing))
 
     def accumulated(trained: tuple[Params, Params | None], fields: dict[str, Array], count: Array, alpha: Any):
@@ -196,9 +196,8 @@ def make_train_step(
         fields = {name: getattr(batch, name) for name in names}
         state = replace(state, step=state.step + 1)
         if algorithm.updates == 1:
-            state, found, sums = updated(
-                state, looked_back(state, frozen, fields, batch.microbatches), batch.microbatches
-            )
+            part = looked_back(state, frozen, fields, batch.microbatches)
+            state, found, sums = updated(state, part, batch.microbatches)
         else:
             # All parts are looked at before the first update moves the weights.
             parts = lax.map(lambda part: looked_back(state, frozen, *part), (fields, batch.microbatches))
