@@ -286,6 +286,12 @@ class RolloutConfig(Section):
     max_new_tokens: Int = Field(8, gt=0, description="longest completion, end-of-sequence token included")
     reward_correct: Float = Field(1.0, description="reward of a right answer")
     reward_wrong: Float = Field(-1.0, description="reward of a wrong answer")
+    length_penalty: Literal["none", "all", "correct"] = Field(
+        "none",
+        description="which completions a soft overlong penalty is added to: 0 up to length_limit - length_cache tokens, falling to -1 at length_limit",
+    )
+    length_limit: Int = Field(20480, gt=0, description="tokens of a completion at which the length penalty reaches -1")
+    length_cache: Int = Field(4096, gt=0, description="tokens before length_limit over which the penalty grows")
 
 
 class SamplerConfig(Section):
@@ -553,6 +559,11 @@ def _check_together(config: RunConfig, where: str) -> None:
         )
     if config.eval.prompts > data.heldout_prompts:
         refuse(f"eval.prompts = {config.eval.prompts} exceeds data.heldout_prompts = {data.heldout_prompts}")
+    if rollout.length_cache > rollout.length_limit:
+        refuse(
+            f"rollout.length_cache = {rollout.length_cache} exceeds rollout.length_limit = {rollout.length_limit}, so "
+            "that even an empty completion would be penalised; lower it"
+        )
     if rollout.reward_correct <= rollout.reward_wrong:
         refuse(
             f"rollout.reward_correct = {rollout.reward_correct} is not above "

@@ -15,9 +15,10 @@ from jaxrl_llm.cli.algorithm import check_algorithm
 from jaxrl_llm.config import ModelConfig, RunConfig, dump
 from jaxrl_llm.data.arithmetic import Problem, split_problems
 from jaxrl_llm.data.prompts import fingerprint
-from jaxrl_llm.envs.single_turn import SingleTurn
+from jaxrl_llm.envs.single_turn import Penalty, SingleTurn
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.rewards.exact import exact_match
+from jaxrl_llm.rewards.length import soft_overlong
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, split_devices
 from jaxrl_llm.text.chat import render_prompt_ids
@@ -81,6 +82,7 @@ def assemble(config: RunConfig) -> Setup:
         environment=SingleTurn(
             decode=tokenizer.decode,
             score=partial(exact_match, correct=rollout.reward_correct, wrong=rollout.reward_wrong),
+            penalty=_length_penalty(config),
         ),
         trainer_mesh=trainer_mesh,
         engine=PolicyEngine(
@@ -115,6 +117,20 @@ def supervised_examples(
         return [setup.train_tasks[i].tokens_T for i in chosen], [gold[i] for i in chosen]
 
     return draw
+
+
+def _length_penalty(config: RunConfig) -> Penalty | None:
+    rollout = config.rollout
+    if rollout.length_penalty == "none":
+        return None
+    only_correct = rollout.length_penalty == "correct"
+
+    def penalty(tokens: int, correct: bool) -> float:
+        if only_correct and not correct:
+            return 0.0
+        return soft_overlong(tokens, limit=rollout.length_limit, cache=rollout.length_cache)
+
+    return penalty
 
 
 def _tokenizer(config: RunConfig, problems: Sequence[Problem]) -> Tokenizer:

@@ -8,7 +8,8 @@ import pytest
     [
         (["optimizer.lrr=1"], "unknown key 'optimizer.lrr'"),
         (["train.steps=many"], "train.steps = 'many'"),
-        (["rollout.group_size=1"], "rollout.group_size = 1"),
+        (["rollout.group_size=1"], "group"),
+        (["rollout.length_limit=10"], "rollout.length_cache = 4096 exceeds"),
         (["rollout.max_prompt_tokens=3"], "has 4 tokens, more than rollout.max_prompt_tokens = 3"),
         (["rollout.max_new_tokens=2"], "needs 3 tokens with its end, more than rollout.max_new_tokens = 2"),
         (["model.max_context=6"], "exceeds model.max_context 6"),
