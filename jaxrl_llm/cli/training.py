@@ -83,6 +83,9 @@ def _run(setup: Setup, run_dir: Path, stop_requested: Callable[[], bool], *, rei
     log = RunLog(run_dir, resume_step=start if restored else -1)
     try:
         with Progress(run_dir.name, steps=config.train.steps) as progress:
+            if restored and not reinforce:
+                progress.say(f"the warm-up of {run_dir} is done; jaxrl train goes on from step {start}")
+                return "finished"
             if state is None:
                 params = warm_up(setup, log, progress, stop_requested)
                 if params is None:

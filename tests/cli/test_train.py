@@ -131,3 +131,37 @@ def test_reference_critic_and_entropy_coefficient_survive_a_stop(tiny, jaxrl, re
     status, _, err = jaxrl(*arguments)
     assert (status, err.count("\n")) == (2, 1)
     assert "reference is missing: it holds the weights that algorithm.kl compares with" in err
+
+
+def test_a_killed_pipeline_loses_no_prompt_and_trains_none_twice(tiny, jaxrl, records):
+    arguments = ["train", tiny, "train.steps=12", "rollout.max_lag=2", "rollout.ready_batches=2"]
+    run = tiny.parent / "run"
+    process = start(*arguments, "--run-dir", run)
+    wait_for_steps(run, 5, process)
+    process.kill()
+    process.communicate(timeout=60)
+    assert jaxrl(*arguments, "--run-dir", run)[0] == 0
+    steps = records(run, "metrics")
+    assert [r["step"] for r in steps] == list(range(1, 13))
+    for record in steps:
+        settled = record["prompts_trained"] + sum(record["prompts_dropped"].values())
+        assert settled == 2 * record["step"]
+        assert record["prompts_issued"] == settled + record["prompts_in_flight"]
+        assert record["lag_max"] <= 2
+    assert [r["step"] for r in records(run, "eval")] == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_the_warm_up_alone_and_then_training_is_training(tiny, jaxrl, records):
+    whole, parts = tiny.parent / "whole", tiny.parent / "parts"
+    assert jaxrl("train", tiny, "--run-dir", whole)[0] == 0
+    assert jaxrl("sft", tiny, "--run-dir", parts)[0] == 0
+    assert len(records(parts, "sft")) == 150
+    assert records(parts, "metrics") == []
+    assert jaxrl("train", tiny, "--run-dir", parts)[0] == 0
+    state = (parts / "state.json").read_text()
+    assert jaxrl("sft", tiny, "--run-dir", parts)[0] == 0  # nothing left to warm up, nothing changed
+    assert (parts / "state.json").read_text() == state
+    for name in ("sft", "metrics", "eval"):
+        assert timeless(records(parts, name)) == timeless(records(whole, name)), name
+    losses = [r["loss"] for r in records(whole, "sft")]
+    assert losses[-1] < 0.5 * losses[0]
