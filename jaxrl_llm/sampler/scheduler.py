@@ -4,6 +4,7 @@ A synchronous core without threads: whoever owns the scheduler calls it from one
 state.
 """
 
+import heapq
 import itertools
 import math
 from collections import deque
@@ -65,7 +66,9 @@ class Scheduler:
         self._ids = itertools.count()
         self._queue: deque[_Waiting] = deque()
         self._slots: list[_Waiting | None] = [None] * engine.slots
-        self._free = list(range(engine.slots))[::-1]
+        # A heap: the lowest slot first, so that what runs where never depends on what ran before. Rows of a matrix
+        # product may round differently from place to place.
+        self._free = list(range(engine.slots))
         self._aborted: list[tuple[int, Completion]] = []
         self._statistics = Statistics()
         # The prompts prefilled last, kept while the queue's head still needs one of them.
@@ -214,7 +217,7 @@ class Scheduler:
     def _insert(self, prefix: Prefix, rows: dict[bytes, int], admitted: Sequence[_Waiting]) -> None:
         entries = []
         for waiting in admitted:
-            slot, request = self._free.pop(), waiting.request
+            slot, request = heapq.heappop(self._free), waiting.request
             self._slots[slot] = waiting
             self._counts[slot] = 0
             sampling = SlotSampling(
@@ -259,5 +262,5 @@ class Scheduler:
             finish,
         )
         self._slots[slot] = None
-        self._free.append(slot)
+        heapq.heappush(self._free, slot)
         return waiting.id, completion

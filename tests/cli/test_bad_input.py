@@ -23,7 +23,7 @@ import pytest
         (["tokenizer.kind=gguf"], "model.init, which is not set"),
         (["tokenizer.path=nowhere.model"], "nowhere.model"),
         (["tokenizer.vocab_size=9"], "tokenizer.vocab_size 9"),
-        (["tokenizer.chat_template=chatml"], "chat_template"),
+        (["tokenizer.chat_template=chatml"], "no special token"),
         (["model.vocab_size=33"], "model.vocab_size = 33"),
     ],
 )

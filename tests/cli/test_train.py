@@ -36,8 +36,8 @@ def wait_for_steps(run_dir, count, process):
 
 
 def timeless(records):
-    """Records without what a clock says."""
-    clocks = ("_s", "device_seconds", "tokens_per_s")
+    """Records without what a clock says, and without how far the sampler had got when they were written."""
+    clocks = ("_s", "device_seconds", "tokens_per_s", "prompts_issued", "prompts_in_flight")
     return [{k: v for k, v in record.items() if not k.endswith(clocks)} for record in records]
 
 
@@ -81,7 +81,6 @@ def test_a_frozen_policy_never_drifts_from_its_sampler(tiny, jaxrl, records):
     assert status == 0, err
     assert max(r["log_ratio_max"] for r in records(run, "metrics")) < 1e-4
     assert max(r["mismatch_max"] for r in records(run, "eval")) < 1e-4
-    assert max(r["lag_max"] for r in records(run, "metrics")) > 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -98,7 +97,9 @@ def test_a_stopped_run_goes_on_and_ends_as_if_uninterrupted(tiny, jaxrl, records
     assert jaxrl(*arguments, "--run-dir", broken)[0] == 0
     assert jaxrl(*arguments, "--run-dir", whole)[0] == 0
     for name in ("metrics", "eval", "samples", "sft"):
-        assert timeless(records(broken, name)) == timeless(records(whole, name)), name
+        for one, other in zip(timeless(records(broken, name)), timeless(records(whole, name)), strict=True):
+            different = {key: (one.get(key), other.get(key)) for key in one | other if one.get(key) != other.get(key)}
+            assert not different, (name, one["step"])
 
 
 def test_two_processes_cannot_share_a_run_directory(tiny, jaxrl):
