@@ -75,7 +75,7 @@ def test_train_writes_everything_and_the_books_balance(tiny, jaxrl, records):
 
 
 def test_a_frozen_policy_never_drifts_from_its_sampler(tiny, jaxrl, records):
-    # FIELD_BUGS 17: lr 0 with pushes at every step
+    # Reported of other stacks: lr 0 with pushes at every step
     run = tiny.parent / "run"
     status, _, err = jaxrl("train", tiny, "optimizer.lr=0", "rollout.max_lag=2", "train.steps=12", "--run-dir", run)
     assert status == 0, err

@@ -27,7 +27,7 @@ def test_answers_are_right():
 
 
 def test_the_split_is_the_same_in_every_process():
-    # FIELD_BUGS 29
+    # Reported of other stacks.
     code = "from jaxrl_llm.data.arithmetic import split_problems as split\n"
     code += "print(split('addition', low=10, high=99, heldout=9, seed=0)[1])"
     runs = {

@@ -96,7 +96,7 @@ def test_a_later_token_never_changes_an_earlier_state(params):
 
 @pytest.mark.parametrize("left", [0, 3, 9])
 def test_padding_on_either_side_does_not_move_a_document(params, left):
-    # FIELD_BUGS 1: real tokens attended to pads
+    # Reported of other stacks: real tokens attended to pads
     tokens, positions, segments = (np.zeros((1, T), np.int32) for _ in range(3))
     tokens[:] = 7  # what stands in the padding is nobody's business
     tokens[0, left : left + 5], positions[0, left : left + 5], segments[0, left : left + 5] = (
@@ -157,7 +157,7 @@ def test_the_head_is_the_embedding_only_when_tied(params):
 
 
 def test_rope_theta_of_the_config_is_used(params):
-    # FIELD_BUGS 7
+    # Reported of other stacks.
     other = CONFIG.model_copy(update={"rope_theta": 5e5})
     row = np.arange(T, dtype=np.int32)[None]
     one = forward(CONFIG, params, row, row, np.ones_like(row))

@@ -1,4 +1,4 @@
-"""FIELD_BUGS / RL_FACTS 17: an overlong penalty below -1, or silently skipped."""
+"""Length penalties; reported of other stacks: an overlong penalty below -1, or silently skipped."""
 
 import numpy as np
 import pytest

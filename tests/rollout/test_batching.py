@@ -42,7 +42,7 @@ SCALERL = how()
 
 def test_prompt_average_and_batch_std_worked_by_hand():
     # Two mixed groups and one of equal rewards; batch std without the constant group is ddof0 .4677071733
-    # (RL_FACTS: rewards [[1,1,0,0],[1,0,0,0],[1,1,1,1]]).
+    # (rewards [[1,1,0,0],[1,0,0,0],[1,1,1,1]]).
     groups = [
         group(0, [1, 1, 0, 0], [1, 2, 3, 4]),
         group(1, [1, 0, 0, 0], [2, 2, 2, 2]),

@@ -25,7 +25,7 @@ def assert_parity(views, completions):
 
 
 def test_logprobs_equal_the_teacher_forced_forward(engine, trainer, params):
-    # FIELD_BUGS 8, 9: first token (prefill) and later ones (decode), temperatures .5, 1 and 2
+    # Reported of other stacks: first token (prefill) and later ones (decode), temperatures .5, 1 and 2
     asked = make_requests(32)
     completions = run(Scheduler(engine, params), asked)
     views = trainer(params, asked, completions)
@@ -38,7 +38,7 @@ def test_logprobs_equal_the_teacher_forced_forward(engine, trainer, params):
 
 
 def test_a_tied_head_follows_the_embedding_through_a_push(tied_engine):
-    # FIELD_BUGS 14
+    # Reported of other stacks.
     asked, trainer = make_requests(32), Trainer(TIED)
     old, new = make_params(TIED, 3), make_params(TIED, 4)
     scheduler = Scheduler(tied_engine, old)
@@ -50,7 +50,7 @@ def test_a_tied_head_follows_the_embedding_through_a_push(tied_engine):
 
 
 def test_a_sampled_pad_id_is_a_token_like_any_other(engine, trainer, params):
-    # FIELD_BUGS 4: nearly flat, so the pad id 0 comes up in the middle of completions
+    # Reported of other stacks: nearly flat, so the pad id 0 comes up in the middle of completions
     asked = make_requests(32, temperatures=(50.0,), seed=1)
     completions = run(Scheduler(engine, params), asked)
     assert sum((c.tokens_T[:-1] == 0).any() for c in completions) >= 3
@@ -67,7 +67,7 @@ def test_greedy_is_the_argmax_with_its_logprob_at_temperature_1(engine, trainer,
 
 
 def test_end_of_sequence_is_part_of_a_stopped_completion_only(engine, params):
-    # FIELD_BUGS 5
+    # Reported of other stacks.
     asked = make_requests(32, temperatures=(2.0,), seed=2)
     completions = run(Scheduler(engine, params), asked)
     for r, c in zip(asked, completions, strict=True):
@@ -100,7 +100,7 @@ def test_sequences_in_flight_through_swaps_keep_their_old_keys(engine, mixed, pa
 
 
 def test_nothing_prefilled_by_old_weights_serves_a_new_prompt(engine, params, other_params):
-    # FIELD_BUGS 11: a group of 7 on 4 slots is half admitted when the weights change; the rest must be prefilled anew.
+    # Reported of other stacks: a group of 7 on 4 slots is half admitted when the weights change; the rest must be prefilled anew.
     group = [request([5, 6, 7, 8], temperature=0.0 if s == 6 else 1.0, sibling=s) for s in range(7)]
     scheduler = Scheduler(engine, params)
     ids = scheduler.submit(group)

@@ -72,7 +72,7 @@ def test_inverse_cdf_worked_by_hand():
 
 @pytest.mark.parametrize("vocab", [2, 19, 300])
 def test_logprob_is_the_full_vocabulary_log_softmax_after_temperature(vocab):
-    # FIELD_BUGS 9, 10
+    # Reported of other stacks.
     rng = np.random.default_rng(vocab)
     logits = rng.normal(size=(64, vocab)).astype(np.float32) * 4
     temperatures = rng.choice([0.0, 0.5, 1.0, 2.0], 64).astype(np.float32)
@@ -98,7 +98,7 @@ def test_ties_and_extremes():
 
 
 def test_every_number_of_a_request_changes_its_keys():
-    # FIELD_BUGS 15
+    # Reported of other stacks.
     numbers = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (2**32 - 1, 0, 0)]
     seed, stream, sibling = (jnp.array(column, jnp.uint32) for column in zip(*numbers, strict=True))
     base = request_keys(seed, stream, sibling)

@@ -72,7 +72,7 @@ def test_an_aborted_slot_decodes_no_further(engine, params):
 
 
 def test_other_streams_siblings_and_seeds_are_other_samples(engine, params):
-    # FIELD_BUGS 15
+    # Reported of other stacks.
     base = {"temperature": 50.0, "new": NEW}
     asked = [request([5, 6], **base, **{name: 1}) for name in ("seed", "stream", "sibling")] + [request([5, 6], **base)]
     tokens = {tuple(c.tokens_T) for c in run(Scheduler(engine, params), asked)}
@@ -151,7 +151,7 @@ def test_floats_are_no_prompt(engine, params):
 
 
 def test_prompts_of_every_boundary_length_share_one_program(engine, params, compilations):
-    # FIELD_BUGS 6, and 1,000 mixed lengths with 20 swaps in small
+    # Reported of other stacks, and 1,000 mixed lengths with 20 swaps in small
     scheduler = Scheduler(engine, params, version=0)
     run(scheduler, [request([5], new=NEW)])
     scheduler.update_weights(params, 1)
