@@ -39,7 +39,7 @@ def test_the_jetstream_calls_give_what_the_scheduler_gives(engine, params):
 
 
 def test_a_token_is_drawn_with_the_key_of_its_request_and_position(engine, params):
-    # A head of zeros is flat, so tokens are functions of their keys alone. Reported of other stacks: the pad id 0 among them.
+    # A head of zeros is flat, so tokens are functions of their keys alone, the pad id 0 among them.
     flat = params | {"head": jnp.zeros_like(params["head"])}
     asked = [request([3], seed=1, stream=s, sibling=2) for s in range(8)]
     completions = run(Scheduler(engine, flat), asked)

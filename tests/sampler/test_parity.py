@@ -100,7 +100,7 @@ def test_sequences_in_flight_through_swaps_keep_their_old_keys(engine, mixed, pa
 
 
 def test_nothing_prefilled_by_old_weights_serves_a_new_prompt(engine, params, other_params):
-    # Reported of other stacks: a group of 7 on 4 slots is half admitted when the weights change; the rest must be prefilled anew.
+    # A group of 7 on 4 slots is half admitted when the weights change; the rest must be prefilled anew.
     group = [request([5, 6, 7, 8], temperature=0.0 if s == 6 else 1.0, sibling=s) for s in range(7)]
     scheduler = Scheduler(engine, params)
     ids = scheduler.submit(group)
