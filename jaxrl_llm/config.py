@@ -514,6 +514,8 @@ def _explain(error: Any, where: str) -> str:
         same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == location[-1]]
         hint = " or ".join(dict.fromkeys(same_leaf[:2] + near)) or f"one of the sections {', '.join(sections)}"
         return f"unknown key {name!r} in {where}; did you mean {hint}?"
+    if value_lost := next((part for part in location if ":" in part), None):
+        return f"{name} in {where}: {value_lost!r} is one word to YAML; put a space after the colon"
     message = error["msg"].removeprefix("Value error, ")
     value = error.get("input")
     shown = "" if isinstance(value, dict) else f" = {value!r}"

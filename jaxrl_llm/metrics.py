@@ -22,8 +22,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def lock_run(run_dir: Path):
     """Keep a second process out of a run directory; hold on to the returned file for as long as the run lasts."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    handle = (run_dir / ".lock").open("w")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        handle = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"run directory {run_dir} cannot be used ({error.strerror}); choose another with --run-dir"
+        ) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

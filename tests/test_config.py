@@ -51,6 +51,7 @@ def test_override_numbers(tmp_path, text, value):
         ("extends: 3", None, r"extends is 3"),
         ("extends: run.yaml", None, r"extends itself"),
         ("{}", "optimizer.lr", r"not of the form"),
+        ("{}", "train.mesh={data:2}", r"'data:2' is one word to YAML; put a space after the colon"),
         ("{}", "seed.x=1", r"unknown key|valid integer"),
         ("seed: 1", "seed.x=1", r"'seed' is a value, not a section"),
     ],

@@ -69,3 +69,9 @@ def test_help_and_config_show_explain_every_key_from_one_source(tiny, jaxrl):
         assert f"{name} (" in help_text
         assert text in shown
     assert "* optimizer.lr = 1e-06" in shown
+
+
+def test_a_run_directory_that_is_a_file(tiny, jaxrl):
+    status, _, err = jaxrl("train", tiny, "--run-dir", tiny)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "tiny.yaml cannot be used" in err
