@@ -317,10 +317,12 @@ class PolicyEngine(Engine):
         """One prompt (int32 [T], its first `true_length` tokens count) and its first sampled token.
 
         `insert` with the same `sampling` draws that same token.
-        Raises UserError if the prompt is empty or longer than max_prompt_tokens.
+        Raises UserError if the prompt is empty or longer than max_prompt_tokens, and on an existing prefix.
         """
         if existing_prefix is not None:
-            raise NotImplementedError("prefill starts from an empty cache")
+            raise UserError(
+                "existing_prefix is given, but this engine shares prompts by group only; pass the whole prompt"
+            )
         length = operator.index(true_length)
         if not 1 <= length <= self.max_prompt_tokens:
             raise UserError(f"a prompt has {length} tokens; this engine takes 1 to {self.max_prompt_tokens}")

@@ -73,6 +73,8 @@ def test_a_prompt_outside_the_engine_is_refused(engine, params):
     for length in (0, PROMPT + 1):
         with pytest.raises(UserError, match=f"{length} tokens; this engine takes 1 to {PROMPT}"):
             engine.prefill(params=loaded, padded_tokens=np.zeros(16, np.int32), true_length=length)
+    with pytest.raises(UserError, match="existing_prefix is given"):
+        engine.prefill(params=loaded, existing_prefix=object(), padded_tokens=np.zeros(16, np.int32), true_length=3)
 
 
 def test_loaded_weights_share_no_buffer_with_the_trainer(engine, params):
