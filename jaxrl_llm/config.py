@@ -268,6 +268,30 @@ class AlgorithmConfig(Section):
         return self.baseline != "none" or self.normalisation == "prompt_std" or self.zero_variance_filter
 
 
+class InterruptionConfig(Section):
+    """Forced interruption (ScaleRL): a completion that thinks too long is made to answer."""
+
+    enabled: Bool = Field(False, description="give every completion a thinking budget and interrupt it at its end")
+    lowest: Int = Field(10000, gt=0, description="smallest thinking budget, in tokens")
+    highest: Int = Field(
+        12000, gt=0, description="largest thinking budget; budgets are drawn uniformly between the two"
+    )
+    answer_tokens: Int = Field(2048, gt=0, description="tokens that may follow the end of thinking, forced or not")
+    phrase: str = Field(
+        "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>",
+        description="what the system writes into an interrupted completion; its tokens are not trained on",
+    )
+    end_of_thinking: str | None = Field(
+        "</think>", description="how the policy itself ends its thinking; null if only the budget does"
+    )
+
+    @model_validator(mode="after")
+    def _is_a_range(self):
+        if self.lowest > self.highest:
+            raise ValueError(f"lowest {self.lowest} is above highest {self.highest}")
+        return self
+
+
 class RolloutConfig(Section):
     """How prompts become groups of completions, and how far samplers may run ahead."""
 
@@ -286,6 +310,7 @@ class RolloutConfig(Section):
     max_new_tokens: Int = Field(8, gt=0, description="longest completion, end-of-sequence token included")
     reward_correct: Float = Field(1.0, description="reward of a right answer")
     reward_wrong: Float = Field(-1.0, description="reward of a wrong answer")
+    interruption: InterruptionConfig = InterruptionConfig()
     length_penalty: Literal["none", "all", "correct"] = Field(
         "none",
         description="which completions a soft overlong penalty is added to: 0 up to length_limit - length_cache tokens, falling to -1 at length_limit",
@@ -301,7 +326,27 @@ class SamplerConfig(Section):
     decode_steps: Int = Field(4, gt=0, description="decode steps per dispatch; weights are swapped between dispatches")
     mesh: dict[str, Int] = Field({"data": 1, "tensor": 1}, description="sampler's mesh axes: data (slots), tensor")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of the sampler's copy of the weights and of its KV cache"
+        "float32", description="dtype of the sampler's copy of the weights and of what it computes with"
+    )
+    kv_dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
+        None, description="dtype of the KV cache; null is sampler.dtype. int8 shows in mismatch_max"
+    )
+    int8_weights: Bool = Field(
+        False, description="quantise the sampler's copy of the layers' matrices to int8; it shows in mismatch_max"
+    )
+    prefill_chunk: Int = Field(
+        512, gt=0, description="longer prompts are prefilled in chunks of so many tokens, between which others decode"
+    )
+    prefill_buckets: tuple[Int, ...] | None = Field(
+        None, description="lengths that prompts are padded to, a program each; null: 32, 64, ... and the longest"
+    )
+    refill_slots: Int | None = Field(
+        None,
+        gt=0,
+        description="slots that must have ended for a dispatch to end early while requests wait; null: a 32nd of the slots",
+    )
+    recompute_kv: Bool = Field(
+        False, description="after a weight swap compute the keys of sequences in flight anew instead of keeping them"
     )
 
 

@@ -7,7 +7,7 @@ from jax import Array
 
 from jaxrl_llm.rollout.batching import Document, RowShape, pack
 from jaxrl_llm.rollout.worker import Environment, Scheduler
-from jaxrl_llm.types import Completion, EpisodeGroup, Params, PromptTask, SampleRequest
+from jaxrl_llm.types import Completion, EpisodeGroup, Params, PromptTask, SampleRequest, Sampling
 
 
 def evaluate(
@@ -16,8 +16,7 @@ def evaluate(
     environment: Environment,
     *,
     samples: int,
-    temperature: float,
-    max_new_tokens: int,
+    sampling: Sampling,
     seed: int,
 ) -> list[EpisodeGroup]:
     """`samples` scored completions of every prompt under exactly the weights that the scheduler holds.
@@ -27,7 +26,7 @@ def evaluate(
     """
     version = scheduler.version
     requests = [
-        SampleRequest(task.tokens_T, max_new_tokens, temperature, seed, version * len(tasks) + index, sibling)
+        SampleRequest(task.tokens_T, sampling, seed, version * len(tasks) + index, sibling)
         for index, task in enumerate(tasks)
         for sibling in range(samples)
     ]

@@ -15,7 +15,9 @@ from jax import Array
 Params = Any
 """A pytree (nested dict) of arrays: the weights of a policy."""
 
-FinishReason = Literal["stop", "length", "aborted"]
+FinishReason = Literal["stop", "stop_string", "length", "repetition", "aborted"]
+"""Why a completion ended: its last token is the end-of-sequence id or one of the request's stop ids; its text holds a
+stop string; its budget is used up; the policy repeats itself; somebody asked."""
 
 
 class UserError(ValueError):
@@ -42,34 +44,76 @@ class PromptTask:
     answer: str
 
 
+class QueueFullError(RuntimeError):
+    """The sampler's queue holds as many requests as it may; nothing of the call was queued. Try again later."""
+
+
+@dataclass(frozen=True)
+class ThinkingBudget:
+    """Forced interruption (ScaleRL): how long a completion may think, and how long it may answer.
+
+    A budget is drawn uniformly from `lowest` ... `highest` tokens with the request's own key. A completion that has
+    not ended its thinking by then is made to: the engine's interruption phrase follows, token by token. From the end
+    of thinking, forced or not, `answer_tokens` more may come.
+    """
+
+    lowest: int
+    highest: int
+    answer_tokens: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of one completion are chosen.
+
+    Temperature 0 is greedy. `top_k` (0 is off), `top_p` (1 is off) and `min_p` (0 is off) are applied in this order
+    after temperature; `banned_ids` are never drawn; the end-of-sequence id and `stop_ids` not before `min_new_tokens`.
+    None of these changes a log-probability: those are over the full vocabulary. `repetition_limit` ends a completion
+    after so many consecutive tokens of probability above .99 (MiniMax-M1 uses 3,000); 0 is off.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    min_new_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    banned_ids: tuple[int, ...] = ()
+    thinking: ThinkingBudget | None = None
+    repetition_limit: int = 0
+
+
 @dataclass(frozen=True)
 class SampleRequest:
     """One completion asked of the sampler.
 
     The random key of its n-th token is fold(seed, stream, sibling, n), so that the same numbers replay the same
-    completion whatever the slot, the order of arrival or the neighbours. Temperature 0 is greedy.
+    completion whatever the slot, the order of arrival or the neighbours.
     """
 
     tokens_T: np.ndarray
-    max_new_tokens: int
-    temperature: float
-    seed: int
-    stream: int
-    sibling: int
+    sampling: Sampling
+    seed: int = 0
+    stream: int = 0
+    sibling: int = 0
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the sampler made of one request; every field has the completion's length.
+    """What the sampler made of one request; every array has the completion's length.
 
-    `tokens_T` int32 ends with the end-of-sequence token if and only if `finish` is "stop". `logprobs_T` float32 is
-    the log-probability of each sampled token under the weights **and temperature** that sampled it, over the full
-    vocabulary. `versions_T` int32 is the version of those weights, token by token.
+    `tokens_T` int32 ends with the end-of-sequence token (or a stop id) if and only if `finish` is "stop".
+    `logprobs_T` float32 is the log-probability of each token under the weights **and temperature** that sampled it
+    (temperature 1 where it is greedy), over the full vocabulary. `versions_T` int32 is the version of those weights,
+    token by token. `forced_T` bool marks tokens the system put there (an interruption); nobody trains on them.
     """
 
     tokens_T: np.ndarray
     logprobs_T: np.ndarray
     versions_T: np.ndarray
+    forced_T: np.ndarray
     finish: FinishReason
 
 

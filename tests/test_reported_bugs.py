@@ -117,7 +117,15 @@ def group_of(tokenizer, task, completions, finishes):
     made = []
     for ids, finish in zip(completions, finishes, strict=True):
         tokens = np.array(ids, np.int32)
-        made.append(Completion(tokens, np.full(len(ids), -1.0, np.float32), np.zeros(len(ids), np.int32), finish))
+        made.append(
+            Completion(
+                tokens,
+                np.full(len(ids), -1.0, np.float32),
+                np.zeros(len(ids), np.int32),
+                np.zeros(len(ids), bool),
+                finish,
+            )
+        )
     return EpisodeGroup(0, task, tuple(environment.episode(task, completion) for completion in made))
 
 

@@ -20,8 +20,9 @@ from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
 from jaxrl_llm.sampler.engine import PolicyEngine
+from jaxrl_llm.sampler.interruption import Interruption
 from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, split_devices
-from jaxrl_llm.text.chat import render_prompt_ids
+from jaxrl_llm.text.chat import encode_trusted, render_prompt_ids
 from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer
 from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
 from jaxrl_llm.text.tokenizer import Tokenizer
@@ -94,8 +95,27 @@ def assemble(config: RunConfig) -> Setup:
             max_new_tokens=rollout.max_new_tokens,
             eos_id=tokenizer.eos_id,
             dtype=config.sampler.dtype,
+            kv_dtype=config.sampler.kv_dtype,
+            int8_weights=config.sampler.int8_weights,
+            prefill_buckets=config.sampler.prefill_buckets,
+            prefill_chunk=config.sampler.prefill_chunk,
+            interruption=_interruption(config, tokenizer),
         ),
     )
+
+
+def _interruption(config: RunConfig, tokenizer: Tokenizer) -> Interruption | None:
+    how, rollout = config.rollout.interruption, config.rollout
+    if not how.enabled:
+        return None
+    phrase = tuple(encode_trusted(tokenizer, how.phrase))
+    if (needed := how.highest + len(phrase) + how.answer_tokens) > rollout.max_new_tokens:
+        raise UserError(
+            f"rollout.interruption: highest {how.highest} + the phrase's {len(phrase)} tokens + answer_tokens "
+            f"{how.answer_tokens} = {needed} exceeds rollout.max_new_tokens = {rollout.max_new_tokens}; lower one of "
+            "them, raise the limit, or set rollout.interruption.enabled=false"
+        )
+    return Interruption(phrase, tuple(encode_trusted(tokenizer, how.end_of_thinking or "")))
 
 
 def initial_params(config: RunConfig) -> Params | None:

@@ -27,7 +27,7 @@ from jaxrl_llm.train.loop import Compute, Parts
 from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.train.state import TrainState, abstract_state
 from jaxrl_llm.train.step import TrainStep, make_score, make_train_step
-from jaxrl_llm.types import EpisodeGroup, Params
+from jaxrl_llm.types import EpisodeGroup, Params, Sampling, ThinkingBudget
 from jaxrl_llm.weights import WeightBoard
 
 # Evaluation draws from a seed of its own, so that its samples never repeat a training sample's key.
@@ -86,6 +86,12 @@ def rl_algorithm(setup: Setup) -> Algorithm:
     return bind_algorithm(setup.config, num_segments=1 + setup.config.train.row_length // shortest)
 
 
+def _sampling(config: RunConfig, temperature: float) -> Sampling:
+    how = config.rollout.interruption
+    thinking = ThinkingBudget(how.lowest, how.highest, how.answer_tokens) if how.enabled else None
+    return Sampling(config.rollout.max_new_tokens, temperature, thinking=thinking)
+
+
 class Joined:
     """The parts of one RL run, joined; holds no logic of its own."""
 
@@ -113,7 +119,7 @@ class Joined:
         self.slots = LagSlots(max_lag=rollout.max_lag, prompts_per_step=rollout.prompts_per_step)
         self.board = WeightBoard()
         self.worker = RolloutWorker(
-            Scheduler(self.engine, state.params, version=start),
+            self._scheduler(state.params, start),
             self.board,
             self.slots,
             self.issuer,
@@ -121,8 +127,7 @@ class Joined:
             group_size=rollout.group_size,
             concurrency=config.sampler.slots,
             max_ready=rollout.ready_batches * rollout.prompts_per_step,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
+            sampling=_sampling(config, rollout.temperature),
             seed=config.seed,
         )
         self._probe_score = make_score(
@@ -133,6 +138,10 @@ class Joined:
         )
         shape = packed_shape(config, max(_PROBE_DOCUMENTS, config.eval.samples))
         self._probe_shape = RowShape(1, shape.microbatches * shape.rows, shape.length)
+
+    def _scheduler(self, params: Params, version: int) -> Scheduler:
+        how = self.setup.config.sampler
+        return Scheduler(self.engine, params, version=version, refill=how.refill_slots, recompute_kv=how.recompute_kv)
 
     def parts(self) -> Parts:
         config, algorithm = self.setup.config, rl_algorithm(self.setup)
@@ -174,12 +183,11 @@ class Joined:
         """Held-out mean@n of one version, on an engine state of its own while training's sampler goes on."""
         config = self.setup.config
         groups = evaluate(
-            Scheduler(self.engine, params, version=version),
+            self._scheduler(params, version),
             self.setup.heldout_tasks,
             self.setup.environment,
             samples=config.eval.samples,
-            temperature=config.eval.temperature,
-            max_new_tokens=config.rollout.max_new_tokens,
+            sampling=_sampling(config, config.eval.temperature),
             seed=config.seed + _EVAL_SEED_OFFSET,
         )
         episodes = [episode for group in groups for episode in group.episodes]

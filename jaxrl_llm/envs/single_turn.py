@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from jaxrl_llm.types import Completion, Episode, PromptTask, Reward
 
 ScoreText = Callable[..., Reward]  # (completion, answer, *, finished) -> Reward
@@ -21,7 +19,7 @@ class SingleTurn:
         self._decode, self._score, self._penalty = decode, score, penalty
 
     def text(self, completion: Completion) -> str:
-        """The completion's text without its end-of-sequence token."""
+        """The completion's text without the token that ended it."""
         ids = completion.tokens_T[:-1] if completion.finish == "stop" else completion.tokens_T
         return self._decode(ids.tolist())
 
@@ -30,4 +28,4 @@ class SingleTurn:
         if self._penalty is not None and reward.failed is None:
             added = self._penalty(len(completion.tokens_T), reward.parts["correct"] > 0)
             reward = replace(reward, value=reward.value + added, parts={**reward.parts, "length": added})
-        return Episode(completion, np.ones(len(completion.tokens_T), bool), reward)
+        return Episode(completion, ~completion.forced_T, reward)

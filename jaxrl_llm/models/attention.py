@@ -38,6 +38,22 @@ def attend(
     return jnp.einsum("bkgtu,bukc->btkgc", weights, v_BUKC).reshape(B, T, H, C)
 
 
+def attend_cached(
+    q_BTHC: Float[Array, "B T H C"],
+    k_BKNC: Float[Array, "B K N C"],
+    v_BKNC: Float[Array, "B K N C"],
+    mask_BTN: Bool[Array, "B T N"],
+) -> Float[Array, "B T H C"]:
+    """`attend` over keys and values in the cache's layout."""
+    B, T, H, C = q_BTHC.shape
+    K = k_BKNC.shape[1]
+    q_BTKGC = q_BTHC.reshape(B, T, K, H // K, C)
+    scores = jnp.einsum("btkgc,bknc->bkgtn", q_BTKGC, k_BKNC, preferred_element_type=jnp.float32) * C**-0.5
+    scores = jnp.where(mask_BTN[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BKNC.dtype)
+    return jnp.einsum("bkgtn,bknc->btkgc", weights, v_BKNC).reshape(B, T, H, C)
+
+
 def document_mask(segment_ids_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     """Causal attention inside one document of a packed row; segment 0 (padding) sees and is seen by nothing.
 

@@ -16,8 +16,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.attention import attend, document_mask, rotate
-from jaxrl_llm.models.kv_cache import KVCache
+from jaxrl_llm.models.attention import attend, attend_cached, document_mask, rotate
+from jaxrl_llm.models.kv_cache import KVCache, read_layer, write_span, write_tokens
+from jaxrl_llm.models.quantised import dequantise
 from jaxrl_llm.types import Params
 
 
@@ -132,7 +133,7 @@ def logical_axes(config: ModelConfig) -> Params:
 def _layer(config: ModelConfig, layer_params: Params) -> DecoderLayer:
     """One layer's module around the arrays of one slice of the stacked parameters."""
     graph, state = nnx.split(nnx.eval_shape(lambda: DecoderLayer(config, rngs=nnx.Rngs(0))))
-    nnx.replace_by_pure_dict(state, layer_params)
+    nnx.replace_by_pure_dict(state, dequantise(layer_params, config.compute_dtype))
     return nnx.merge(graph, state)
 
 
@@ -150,40 +151,16 @@ def _final(config: ModelConfig, params: Params, x: Float[Array, "*b D"]) -> Floa
 
 
 def _over_layers(body, carry, layers: Params):
-    """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer.
+    """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer; `body` returns (carry, None).
 
     The loop's compilation grows with depth, but no step copies a layer's weights out of the stack. XLA does so on
     CPU, where with few rows that copy costs a third of a decode step.
     """
     if not isinstance(layers, tuple):
         return jax.lax.scan(body, carry, (layers, jnp.arange(jax.tree.leaves(layers)[0].shape[0])))
-    outputs = []
     for index, layer_params in enumerate(layers):
-        carry, output = body(carry, (layer_params, index))
-        outputs.append(output)
-    return carry, jax.tree.map(lambda *xs: jnp.stack(xs), *outputs)
-
-
-def forward_with_kv(
-    config: ModelConfig,
-    params: Params,
-    tokens_BT: Int[Array, "B T"],
-    positions_BT: Int[Array, "B T"],
-    segment_ids_BT: Int[Array, "B T"],
-    *,
-    remat: bool = False,
-) -> tuple[Float[Array, "B T D"], tuple[Array, Array]]:
-    """Final hidden states, and every layer's keys and values [L B T K C] for a cache."""
-    mask = document_mask(segment_ids_BT)
-
-    def body(x, scanned):
-        layer = _layer(config, scanned[0])
-        q, k, v = layer.qkv(x, positions_BT)
-        return layer.finish(x, attend(q, k, v, mask)), (k, v)
-
-    body = jax.checkpoint(body) if remat else body
-    x, kv = _over_layers(body, _embed(config, params, tokens_BT), params["layers"])
-    return _final(config, params, x), kv
+        carry, _ = body(carry, (layer_params, index))
+    return carry, None
 
 
 def forward(
@@ -196,8 +173,16 @@ def forward(
     remat: bool = False,
 ) -> Float[Array, "B T D"]:
     """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits."""
-    hidden, _ = forward_with_kv(config, params, tokens_BT, positions_BT, segment_ids_BT, remat=remat)
-    return hidden
+    mask = document_mask(segment_ids_BT)
+
+    def body(x, scanned):
+        layer = _layer(config, scanned[0])
+        q, k, v = layer.qkv(x, positions_BT)
+        return layer.finish(x, attend(q, k, v, mask)), None
+
+    body = jax.checkpoint(body) if remat else body
+    x, _ = _over_layers(body, _embed(config, params, tokens_BT), params["layers"])
+    return _final(config, params, x)
 
 
 def decode(
@@ -208,20 +193,40 @@ def decode(
     cache: KVCache,
 ) -> tuple[Float[Array, "S D"], KVCache]:
     """One token per slot: writes its keys and values at `positions_S`, attends to positions 0..positions_S."""
-    slots = jnp.arange(tokens_S.shape[0])
-    mask = jnp.arange(cache.k.shape[2])[None, None, :] <= positions_S[:, None, None]
+
+    def write(cache, index, k, v):
+        return write_tokens(cache, index, positions_S, k[:, 0], v[:, 0])
+
+    hidden_S1D, cache = _cached(config, params, tokens_S[:, None], positions_S[:, None], cache, write)
+    return hidden_S1D[:, 0], cache
+
+
+def extend(
+    config: ModelConfig, params: Params, tokens_BT: Int[Array, "B T"], start: Int[Array, ""], cache: KVCache
+) -> tuple[Float[Array, "B T D"], KVCache]:
+    """T more tokens of every row, at positions start ... start + T - 1 of a cache that holds what came before.
+
+    Rows shorter than that write keys nobody may read: positions beyond a row's length are for later tokens to fill.
+    """
+    positions_BT = start + jnp.broadcast_to(jnp.arange(tokens_BT.shape[1], dtype=jnp.int32), tokens_BT.shape)
+
+    def write(cache, index, k, v):
+        return write_span(cache, index, start, k, v)
+
+    return _cached(config, params, tokens_BT, positions_BT, cache, write)
+
+
+def _cached(config, params, tokens_BT, positions_BT, cache, write) -> tuple[Array, KVCache]:
+    mask_BTN = jnp.arange(cache.k.shape[3])[None, None] <= positions_BT[..., None]
 
     # The cache is carried and updated in place; as scanned inputs and outputs it would be copied whole every step.
     def body(carry, scanned):
-        x, ks, vs = carry
+        x, cache = carry
         layer_params, index = scanned
         layer = _layer(config, layer_params)
-        q, k, v = layer.qkv(x, positions_S)
-        ks = ks.at[index, slots, positions_S].set(k.astype(ks.dtype))
-        vs = vs.at[index, slots, positions_S].set(v.astype(vs.dtype))
-        k_layer, v_layer = (jax.lax.dynamic_index_in_dim(c, index, keepdims=False).astype(x.dtype) for c in (ks, vs))
-        attended = attend(q[:, None], k_layer, v_layer, mask)[:, 0]
-        return (layer.finish(x, attended), ks, vs), None
+        q, k, v = layer.qkv(x, positions_BT)
+        cache = write(cache, index, k, v)
+        return (layer.finish(x, attend_cached(q, *read_layer(cache, index, x.dtype), mask_BTN)), cache), None
 
-    (x, ks, vs), _ = _over_layers(body, (_embed(config, params, tokens_S), cache.k, cache.v), params["layers"])
-    return _final(config, params, x), KVCache(k=ks, v=vs)
+    (x, cache), _ = _over_layers(body, (_embed(config, params, tokens_BT), cache), params["layers"])
+    return _final(config, params, x), cache

@@ -1,7 +1,7 @@
 """The sampling thread: admits prompts while lag slots last, drives the scheduler, scores finished groups.
 
 issuer.take -> slots.admit -> scheduler.submit (G siblings) -> scheduler.step ... -> env -> EpisodeGroup, in issue order
-      new weights from the board are swapped in between two scheduler steps, then slots.release
+      new weights from the board are swapped in between two dispatches, then slots.release
 
 The lag slots bound staleness at its worst. To keep it low at other times a prompt is admitted only when the scheduler
 can start on it at once and no more than `max_ready` finished groups wait for the trainer: what is sampled earlier than
@@ -11,12 +11,12 @@ needed is only older when it is trained.
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.lag import LagSlots
-from jaxrl_llm.types import Completion, Episode, EpisodeGroup, Params, PromptTask, SampleRequest
+from jaxrl_llm.types import Completion, Episode, EpisodeGroup, Params, PromptTask, SampleRequest, Sampling
 from jaxrl_llm.weights import WeightBoard
 
 
@@ -25,7 +25,7 @@ class Scheduler(Protocol):
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[int]: ...
 
-    def step(self) -> list[tuple[int, Completion]]: ...
+    def step(self, between: Callable[[], None] | None = None) -> list[tuple[int, Completion]]: ...
 
     def swap(self, loaded: Params, version: int) -> None: ...
 
@@ -61,14 +61,13 @@ class RolloutWorker:
         group_size: int,
         concurrency: int,
         max_ready: int,
-        max_new_tokens: int,
-        temperature: float,
+        sampling: Sampling,
         seed: int,
     ):
         self._scheduler, self._board, self._slots, self._issuer = scheduler, board, slots, issuer
         self._environment, self._group_size = environment, group_size
         self._concurrency, self._max_ready = concurrency, max_ready
-        self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
+        self._sampling, self._seed = sampling, seed
         self._pending: dict[int, tuple[int, int]] = {}  # request -> (group, sibling)
         self._tasks: dict[int, PromptTask] = {}
         self._siblings: dict[int, dict[int, Episode]] = {}
@@ -121,19 +120,22 @@ class RolloutWorker:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._swap_weights()
-                self._admit()
-                if self._scheduler.idle:
+                finished = self._scheduler.step(self._between_dispatches)
+                # Rewards are worked out here, while the device decodes on.
+                for request, completion in finished:
+                    self._collect(request, completion)
+                if not finished and self._scheduler.idle:
                     if self._exhausted:
                         return
                     self._wait_for_weights()
-                else:
-                    for request, completion in self._scheduler.step():
-                        self._collect(request, completion)
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _between_dispatches(self) -> None:
+        self._swap_weights()
+        self._admit()
 
     def _swap_weights(self) -> None:
         weights = self._board.newer_than(self._scheduler.version)
@@ -158,9 +160,7 @@ class RolloutWorker:
             self._tasks[group_id], self._siblings[group_id] = task, {}
             for sibling in range(self._group_size):
                 owners.append((group_id, sibling))
-                requests.append(
-                    SampleRequest(task.tokens_T, self._max_new_tokens, self._temperature, self._seed, group_id, sibling)
-                )
+                requests.append(SampleRequest(task.tokens_T, self._sampling, self._seed, group_id, sibling))
         if requests:
             self._pending.update(zip(self._scheduler.submit(requests), owners, strict=True))
 

@@ -1,12 +1,11 @@
 """PolicyEngine: JetStream's Engine over the policy's own modules, with per-slot sampling and per-token versions.
 
-Suffixes: S slots, P prompts of one prefill, T positions of a padded prompt, V vocabulary, D decode steps.
+Suffixes: S slots, P prompts of one prefill, R prompts of one pass, T positions of a padded prompt, V vocabulary.
 """
 
-import dataclasses
-import functools
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import flax.struct
@@ -19,114 +18,55 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm import sharding
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.losses.logprobs import HIGHEST, Precision, project_f32
-from jaxrl_llm.models.kv_cache import KVCache, empty_cache
-from jaxrl_llm.models.transformer import (
-    abstract_params,
-    decode,
-    forward_with_kv,
-    head_weight,
-    logical_axes,
+from jaxrl_llm.models.kv_cache import KVCache, copy_row, empty_cache
+from jaxrl_llm.models.transformer import decode, extend, head_weight
+from jaxrl_llm.sampler.interruption import Interruption
+from jaxrl_llm.sampler.jetstream import Engine, tokenizer_pb2
+from jaxrl_llm.sampler.loading import WeightLoader
+from jaxrl_llm.sampler.results import PolicyResultTokens, result_tokens
+from jaxrl_llm.sampler.slots import (
+    FREE,
+    Entry,
+    Report,
+    Slots,
+    advance,
+    entry_table,
+    free_slots,
+    no_report,
+    read_table,
+    slot_shardings,
 )
-from jaxrl_llm.sampler.jetstream import Engine, ResultTokens, tokenizer_pb2
-from jaxrl_llm.sampler.sampling import request_keys, sample, token_keys
-from jaxrl_llm.types import Params, UserError
+from jaxrl_llm.types import Params, SampleRequest, Sampling, UserError
 
-# Rows of one pass of the prefill loop are chosen so that a pass holds about this many tokens: enough for the matrix
-# products to be worth their weights' trip through memory, few enough that a short batch pads little.
-_PREFILL_TOKENS = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class SlotSampling:
-    """How one slot samples; the defaults are greedy to the engine's limit (`max_new_tokens` None)."""
-
-    max_new_tokens: int | None = None
-    temperature: float = 0.0
-    seed: int = 0
-    stream: int = 0
-    sibling: int = 0
+# A pass of the prefill loop holds about this many tokens: enough for the matrix products to be worth their weights'
+# trip through memory, few enough that a short batch pads little. A CPU is there with few.
+_PASS_TOKENS = {"cpu": 64}
+_PASS_TOKENS_ELSEWHERE = 1024
+# Keys of at most about this many tokens wait in one Prefix for their slots.
+_PREFIX_TOKENS = 4096
+# One insertion samples first tokens for so many logits: few enough that a single group is cheap to insert.
+_INSERT_LOGITS = 2**20
+_SMALLEST_BUCKET = 32
 
 
 @flax.struct.dataclass
 class Prefix:
-    """Prefilled prompts, a row each: keys and values [L P T K C], prompt lengths [P], next-token logits f32 [P V]."""
+    """Prefilled prompts, a row each: keys and values [L P K T C], lengths [P], next-token logits float32 [P V]."""
 
-    k: Array
-    v: Array
-    lengths_P: Array
-    logits_PV: Array
+    cache: KVCache
+    lengths: Array  # int32
+    logits: Array
     version: Array  # int32 [], the weights that made it
 
 
 @flax.struct.dataclass
 class DecodeState:
-    """The slots. `tokens_S` is the last sampled token of each slot, not yet in the cache; it sits at `positions_S`.
-
-    `fresh_S` marks slots whose first token (sampled when they were inserted) no dispatch has reported yet; its
-    log-probability and version wait beside it. An inactive slot is free or finished.
-    """
+    """The slots and their keys; `first` holds the token sampled at insertion until a dispatch has reported it."""
 
     cache: KVCache
-    tokens_S: Array  # int32
-    positions_S: Array  # int32
-    generated_S: Array  # int32
-    limits_S: Array  # int32
-    temperatures_S: Array  # float32
-    keys_S: Array  # PRNG keys
-    active_S: Array  # bool
-    fresh_S: Array  # bool
-    first_logprobs_S: Array  # float32
-    first_versions_S: Array  # int32
+    slots: Slots
+    first: Report
     version: Array  # int32 [], of the weights the next dispatch samples with
-
-
-@flax.struct.dataclass
-class PolicyResultTokens(ResultTokens):
-    """JetStream's result with more columns: log-probabilities (float32 bits), versions and whether the slot goes on.
-
-    Tokens, validity, log-probabilities and versions each take `steps + 1` columns: one for the token sampled when the
-    slot was inserted (valid in the first dispatch afterwards only), then one per decode step. JetStream's own index
-    pairs leave that first column out, because to its callers it comes with `prefill`.
-    """
-
-    logprobs_idx: tuple[int, int] = flax.struct.field(pytree_node=False)
-    versions_idx: tuple[int, int] = flax.struct.field(pytree_node=False)
-    active_idx: tuple[int, int] = flax.struct.field(pytree_node=False)
-
-    def convert_to_numpy(self) -> "PolicyResultTokens":
-        return dataclasses.replace(self, data=np.asarray(self.data))
-
-    @property
-    def steps(self) -> int:
-        """Decode steps a dispatch may take."""
-        return self.tokens_idx[1] - self.tokens_idx[0]
-
-    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Host views (tokens, valid, logprobs, versions: [S, steps + 1]; active: [S])."""
-        data = np.asarray(self.data)
-        (t0, t1), (v0, v1) = self.tokens_idx, self.valid_idx
-        logprobs = data[:, slice(*self.logprobs_idx)].view(np.float32)
-        versions = data[:, slice(*self.versions_idx)]
-        active = data[:, self.active_idx[0]] != 0
-        return data[:, t0 - 1 : t1], data[:, v0 - 1 : v1] != 0, logprobs, versions, active
-
-
-def _result(data: Array | np.ndarray, steps: int) -> PolicyResultTokens:
-    w = steps + 1
-    return PolicyResultTokens(
-        data=data,
-        tokens_idx=(1, w),
-        valid_idx=(w + 1, 2 * w),
-        logprobs_idx=(2 * w, 3 * w),
-        versions_idx=(3 * w, 4 * w),
-        length_idx=(4 * w, 4 * w + 1),
-        active_idx=(4 * w + 1, 4 * w + 2),
-        samples_per_slot=1,
-    )
-
-
-# Columns of the table that tells `_insert` what enters which slot: one row per slot, then the order of writing.
-_PRESENT, _SOURCE, _SEED, _STREAM, _SIBLING, _LIMIT, _TEMPERATURE, _ORDER = range(8)
 
 
 class PolicyEngine(Engine):
@@ -134,17 +74,24 @@ class PolicyEngine(Engine):
 
     Keyword arguments:
       mesh: from `sharding.make_mesh`; slots are split over `data`, heads, feed-forward and vocabulary over `tensor`.
-      decode_steps: most decode steps of one `generate`; it stops earlier when no slot is active.
+      decode_steps: most decode steps of one `generate`; it stops earlier when no slot runs, or when enough slots have
+        ended for the caller to refill them.
       max_prompt_tokens, max_new_tokens: a slot's cache holds their sum.
       eos_id: the token that ends a completion; it is the completion's last token.
-      dtype: of the engine's copy of the weights and of the cache.
+      dtype: of the engine's copy of the weights and of what it computes with.
+      kv_dtype: of the cache; int8 keeps a float32 scale per head and position. None is `dtype`.
+      int8_weights: quantise the layers' matrices. Like an int8 cache it makes the sampler another policy than the
+        trainer's, by as much as the mismatch metrics then say.
+      prefill_buckets: lengths that prompts are padded to, each a program; powers of two by default.
+      prefill_chunk: a longer prompt is prefilled in chunks of so many tokens, between which others decode.
+      interruption: what a completion with a thinking budget is given when the budget is used up.
       head_precision: of the head's float32 product; the trainer must use the same.
       tokenizer_path: what `get_tokenizer` tells JetStream's server.
       unstack: keep each layer's weights in buffers of their own (a tuple of layers instead of a stack); by default
         on CPU only, where it is a third faster.
 
     Raises UserError if slots or heads do not divide over the mesh, if a prompt and its completion do not fit the
-    model's context, or if `eos_id` is no token.
+    model's context, on buckets that do not end with max_prompt_tokens, or if an id is no token.
 
     The methods are pure functions of weights and decode state; a decode state that is passed in is donated. Nothing
     here knows requests or queues: that is the scheduler.
@@ -161,11 +108,16 @@ class PolicyEngine(Engine):
         max_new_tokens: int,
         eos_id: int,
         dtype: Any = "float32",
+        kv_dtype: Any = None,
+        int8_weights: bool = False,
+        prefill_buckets: Sequence[int] | None = None,
+        prefill_chunk: int = 512,
+        interruption: Interruption | None = None,
         head_precision: Precision = HIGHEST,
         tokenizer_path: str = "",
         unstack: bool | None = None,
     ):
-        sizes = {"slots": slots, "decode_steps": decode_steps}
+        sizes = {"slots": slots, "decode_steps": decode_steps, "prefill_chunk": prefill_chunk}
         sizes |= {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens}
         for name, value in sizes.items():
             if value < 1:
@@ -183,45 +135,57 @@ class PolicyEngine(Engine):
             )
         if not 0 <= eos_id < model.vocab_size:
             raise UserError(f"the end-of-sequence id {eos_id} is outside the vocabulary of {model.vocab_size} tokens")
+        if interruption is not None:
+            interruption.check(model.vocab_size)
+        platform = mesh.devices.flat[0].platform
         self.model = model
         self.slots = slots
         self.decode_steps = decode_steps
         self.max_prompt_tokens = max_prompt_tokens
         self.max_new_tokens = max_new_tokens
         self.eos_id = eos_id
+        self.interruption = interruption
         self.dtype = jnp.dtype(dtype)
+        self.kv_dtype = jnp.dtype(kv_dtype or dtype)
+        self.prefill_chunk = prefill_chunk
+        self.buckets = _buckets(prefill_buckets, min(max_prompt_tokens, prefill_chunk))
         self._mesh = mesh
         self._head_precision = head_precision
         self._tokenizer_path = tokenizer_path
-        self._prefill_rows = max(1, _PREFILL_TOKENS // max_prompt_tokens)
-        self._abstract = abstract_params(model)
-        self._param_shardings = sharding.param_shardings(mesh, logical_axes(model), self._abstract)
+        self._pass_tokens = _PASS_TOKENS.get(platform, _PASS_TOKENS_ELSEWHERE)
+        self._entries = min(slots, 64, max(8, _INSERT_LOGITS // model.vocab_size))
+        self._loader = WeightLoader(
+            model, mesh, dtype=dtype, int8=int8_weights, unstack=platform == "cpu" if unstack is None else unstack
+        )
         whole: Any = sharding.replicated(mesh)
-        prompts: Any = NamedSharding(mesh, PartitionSpec(None, None, None, "tensor", None))
-        cache: Any = NamedSharding(mesh, PartitionSpec(None, "data", None, "tensor", None))
         per_slot: Any = NamedSharding(mesh, PartitionSpec("data"))
         self._whole = whole
-        self._prefix_shardings = Prefix(k=prompts, v=prompts, lengths_P=whole, logits_PV=whole, version=whole)
-        self._state_shardings = DecodeState(
-            cache=KVCache(k=cache, v=cache),
+        self._prefix_shardings = Prefix(
+            cache=self._cache_shardings(PartitionSpec(None, None, "tensor", None, None)),
+            lengths=whole,
+            logits=whole,
             version=whole,
-            **{f.name: per_slot for f in dataclasses.fields(DecodeState) if f.name.endswith("_S")},
         )
-        states = self._state_shardings
-        self._unstack = mesh.devices.flat[0].platform == "cpu" if unstack is None else unstack
-        layer_shardings = jax.tree.map(
-            # Layers stay whole on their stacking axis, so one layer's partition is the rest of the stack's.
-            lambda s: NamedSharding(mesh, PartitionSpec(*s.spec[1:])),
-            self._param_shardings["layers"],
+        self._state_shardings = DecodeState(
+            cache=self._cache_shardings(PartitionSpec(None, "data", "tensor", None, None)),
+            slots=slot_shardings(per_slot),
+            first=Report(per_slot, per_slot, per_slot, per_slot),
+            version=whole,
         )
-        self._copy_jits = {name: jax.jit(self._copy, out_shardings=s) for name, s in self._param_shardings.items()}
-        self._copy_layer_jit = jax.jit(self._copy_layer, out_shardings=layer_shardings)
+        states, prefixes = self._state_shardings, self._prefix_shardings
         self._init_jit = jax.jit(self._init, out_shardings=states)
-        self._prefill_jit = jax.jit(self._prefill, out_shardings=self._prefix_shardings, static_argnames="rows")
+        self._prefill_jit = jax.jit(self._prefill, out_shardings=prefixes)
+        self._begin_jit = jax.jit(self._begin, out_shardings=prefixes)
+        self._extend_jit = jax.jit(self._extend, out_shardings=prefixes, donate_argnums=1)
         self._insert_jit = jax.jit(self._insert, out_shardings=states, donate_argnums=1)
         self._first_jit = jax.jit(self._first, out_shardings=whole)
         self._generate_jit = jax.jit(self._generate, out_shardings=(states, whole), donate_argnums=1)
         self._free_jit = jax.jit(self._free, out_shardings=states, donate_argnums=0)
+        self._recompute_jit = jax.jit(self._recompute, out_shardings=states, donate_argnums=1)
+
+    def _cache_shardings(self, spec: PartitionSpec) -> KVCache:
+        place: Any = NamedSharding(self._mesh, spec)
+        return KVCache(place, place, *(place, place) if self.kv_dtype == jnp.int8 else ())
 
     # Properties JetStream asks for.
 
@@ -255,36 +219,8 @@ class PolicyEngine(Engine):
     # Weights.
 
     def load_params(self, params: Params) -> Params:
-        """The engine's own copy of a policy's weights: cast to its dtype, on its mesh, never sharing a buffer.
-
-        `params` may live anywhere in this process; they may be donated as soon as the result is ready. A pure
-        function: any thread may call it while another one decodes.
-        Raises UserError naming the first leaf that is missing, unknown or of another shape.
-        """
-        wanted, given = _leaves(self._abstract), _leaves(params)
-        if missing := sorted(set(wanted) - set(given)):
-            raise UserError(f"weights lack the leaf {missing[0]} (and {len(missing) - 1} more) of this model")
-        if unknown := sorted(set(given) - set(wanted)):
-            raise UserError(f"weights have a leaf {unknown[0]} (and {len(unknown) - 1} more) that this model has not")
-        for name, leaf in wanted.items():
-            if given[name].shape != leaf.shape:
-                raise UserError(f"weights leaf {name} has shape {given[name].shape}; this model needs {leaf.shape}")
-        # device_put shares buffers where it can, even with may_alias=False (a replicated array and one of its
-        # shards); the trainer donates its buffers, so the copy is made by a program.
-        placed = jax.device_put(params, self._param_shardings)
-        copied = {name: copy(placed[name]) for name, copy in self._copy_jits.items() if name != "layers"}
-        if self._unstack:
-            # One small program, dispatched per layer: a single one of so many outputs takes seconds to compile.
-            layers = tuple(self._copy_layer_jit(placed["layers"], np.int32(i)) for i in range(self.model.layers))
-        else:
-            layers = self._copy_jits["layers"](placed["layers"])
-        return {**copied, "layers": layers}
-
-    def _copy(self, params: Params) -> Params:
-        return jax.tree.map(lambda x: jnp.array(x, self.dtype, copy=True), params)
-
-    def _copy_layer(self, stacked: Params, index: Array) -> Params:
-        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False).astype(self.dtype), stacked)
+        """The engine's own copy of a policy's weights; see `WeightLoader.load`."""
+        return self._loader.load(params)
 
     def device_version(self, version: int) -> Array:
         """A version number where decode states and prefixes keep it: an array, so that a new one compiles nothing."""
@@ -292,17 +228,44 @@ class PolicyEngine(Engine):
 
     # Prompts.
 
-    def prefill_many(self, params: Params, prompts: Sequence[np.ndarray], version: Array, *, rows: int) -> Prefix:
-        """Run up to `rows` prompts (int32 [T_i], 1 <= T_i <= max_prompt_tokens) through the model once.
+    def bucket(self, length: int) -> int:
+        """The length that a prompt of `length` tokens is padded to; above `prefill_chunk` it goes in chunks."""
+        return next(bucket for bucket in (*self.buckets, self._chunked) if bucket >= length)
 
-        One program serves any number of prompts up to `rows`; its loop ends with the last prompt.
+    @property
+    def _chunked(self) -> int:
+        """Positions of a prefix that is prefilled in chunks: whole chunks."""
+        return -(-self.max_prompt_tokens // self.prefill_chunk) * self.prefill_chunk
+
+    def prefill_rows(self, bucket: int) -> int:
+        """How many prompts one `prefill_many` of this bucket takes."""
+        return max(1, min(self.slots, _PREFIX_TOKENS // bucket))
+
+    def prefill_many(self, params: Params, prompts: Sequence[np.ndarray], version: Array) -> Prefix:
+        """Run prompts (int32 [T_i]) of one bucket through the model once, at most `prefill_rows` of them.
+
+        One program serves any number of them; its loop ends with the last prompt.
         """
-        tokens = np.zeros((rows, self.max_prompt_tokens), np.int32)
-        lengths = np.zeros(rows, np.int32)
+        bucket = self.bucket(max(map(len, prompts)))
+        rows = self.prefill_rows(bucket)
+        passes = -(-rows // self._pass_rows(bucket))
+        tokens = np.zeros((passes * self._pass_rows(bucket), bucket), np.int32)
+        lengths = np.ones(len(tokens), np.int32)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
             lengths[row] = len(prompt)
-        return self._prefill_jit(params, tokens, lengths, np.int32(len(prompts)), version, rows=rows)
+        return self._prefill_jit(params, tokens, lengths, np.int32(len(prompts)), version)
+
+    def begin_prefill(self, version: Array) -> Prefix:
+        """An empty prefix of one long prompt, for `extend_prefill`."""
+        return self._begin_jit(version)
+
+    def extend_prefill(self, params: Params, prefix: Prefix, prompt: np.ndarray, start: int) -> Prefix:
+        """The next `prefill_chunk` tokens of a prompt (int32 [T]) from `start` on; the last chunk makes the logits."""
+        chunk = np.zeros((1, self.prefill_chunk), np.int32)
+        part = prompt[start : start + self.prefill_chunk]
+        chunk[0, : len(part)] = part
+        return self._extend_jit(params, prefix, chunk, np.int32(start), np.int32(len(part)))
 
     def prefill(
         self,
@@ -311,14 +274,34 @@ class PolicyEngine(Engine):
         existing_prefix: Prefix | None = None,
         padded_tokens: Array | np.ndarray,
         true_length: int,
-        sampling: SlotSampling = SlotSampling(),
+        request: SampleRequest | None = None,
         version: Array | None = None,
     ) -> tuple[Prefix, PolicyResultTokens]:
         """One prompt (int32 [T], its first `true_length` tokens count) and its first sampled token.
 
-        `insert` with the same `sampling` draws that same token.
+        `insert` with the same `request` draws that same token; without one, decoding is greedy.
         Raises UserError if the prompt is empty or longer than max_prompt_tokens, and on an existing prefix.
         """
+        return self.prefill_multisampling(
+            params=params,
+            existing_prefix=existing_prefix,
+            padded_tokens=padded_tokens,
+            true_length=true_length,
+            requests=[request or self._greedy()],
+            version=version,
+        )
+
+    def prefill_multisampling(
+        self,
+        *,
+        params: Params,
+        existing_prefix: Prefix | None = None,
+        padded_tokens: Array | np.ndarray,
+        true_length: int,
+        requests: Sequence[SampleRequest],
+        version: Array | None = None,
+    ) -> tuple[Prefix, PolicyResultTokens]:
+        """`prefill` with the first token of several requests for that prompt: samples of slot 0 of the result."""
         if existing_prefix is not None:
             raise UserError(
                 "existing_prefix is given, but this engine shares prompts by group only; pass the whole prompt"
@@ -326,46 +309,66 @@ class PolicyEngine(Engine):
         length = operator.index(true_length)
         if not 1 <= length <= self.max_prompt_tokens:
             raise UserError(f"a prompt has {length} tokens; this engine takes 1 to {self.max_prompt_tokens}")
+        if not 1 <= len(requests) <= self._entries:
+            raise UserError(f"{len(requests)} samples of one prefill are asked; this engine takes 1 to {self._entries}")
         version = self.device_version(0) if version is None else version
-        prefix = self.prefill_many(params, [np.asarray(padded_tokens)[:length]], version, rows=1)
-        return prefix, _result(self._first_jit(prefix, self._table([(0, 0, sampling)], rows=1)), steps=1)
+        prompt = np.asarray(padded_tokens)[:length]
+        if length > self.prefill_chunk:
+            prefix = self.begin_prefill(version)
+            for start in range(0, length, self.prefill_chunk):
+                prefix = self.extend_prefill(params, prefix, prompt, start)
+        else:
+            prefix = self.prefill_many(params, [prompt], version)
+        table = self._table([(slot, 0, request) for slot, request in enumerate(requests)])
+        data = self._first_jit(prefix, table)[: len(requests)]
+        return prefix, result_tokens(data, steps=1, samples_per_slot=len(requests))
 
-    def _prefill(
-        self, params: Params, tokens_PT: Array, lengths_P: Array, prompts: Array, version: Array, *, rows: int
-    ) -> Prefix:
-        model, P, T = self.model, rows, self.max_prompt_tokens
-        R = min(self._prefill_rows, P)
-        padding = -P % R
-        tokens_PT = jnp.pad(tokens_PT, ((0, padding), (0, 0)))
-        padded_P = jnp.pad(lengths_P, (0, padding))
-        empty = empty_cache(
+    def _greedy(self) -> SampleRequest:
+        return SampleRequest(np.zeros(0, np.int32), Sampling(self.max_new_tokens, temperature=0.0))
+
+    def _pass_rows(self, bucket: int) -> int:
+        return min(self.prefill_rows(bucket), max(1, self._pass_tokens // bucket))
+
+    def _empty_cache(self, rows: int, length: int) -> KVCache:
+        model = self.model
+        return empty_cache(
             layers=model.layers,
-            slots=P + padding,
-            length=T,
+            slots=rows,
+            length=length,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
         )
-        positions_RT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (R, T))
 
-        def chunk(i, carry):
-            k, v, logits_PV = carry
-            start = i * R
-            tokens_RT = lax.dynamic_slice_in_dim(tokens_PT, start, R)
-            lengths_R = lax.dynamic_slice_in_dim(padded_P, start, R)
-            segments_RT = (positions_RT < lengths_R[:, None]).astype(jnp.int32)
-            hidden_RTD, (k_new, v_new) = forward_with_kv(model, params, tokens_RT, positions_RT, segments_RT)
-            last_RD = jnp.take_along_axis(hidden_RTD, jnp.maximum(lengths_R - 1, 0)[:, None, None], axis=1)[:, 0]
-            logits_RV = project_f32(last_RD, head_weight(params), precision=self._head_precision)
-            return (
-                lax.dynamic_update_slice_in_dim(k, k_new.astype(k.dtype), start, axis=1),
-                lax.dynamic_update_slice_in_dim(v, v_new.astype(v.dtype), start, axis=1),
-                lax.dynamic_update_slice_in_dim(logits_PV, logits_RV, start, axis=0),
-            )
+    def _logits(self, params: Params, hidden: Array) -> Array:
+        return project_f32(hidden, head_weight(params), precision=self._head_precision)
 
-        start = (empty.k, empty.v, jnp.zeros((P + padding, model.vocab_size), jnp.float32))
-        k, v, logits_PV = lax.fori_loop(0, -(-prompts // R), chunk, start)
-        return Prefix(k=k, v=v, lengths_P=padded_P, logits_PV=logits_PV, version=version)
+    def _prefill(self, params: Params, tokens_PT: Array, lengths_P: Array, prompts: Array, version: Array) -> Prefix:
+        P, T = tokens_PT.shape
+        R = self._pass_rows(T)
+
+        def one_pass(i, carry):
+            cache, logits_PV = carry
+            first = i * R
+            tokens_RT = lax.dynamic_slice_in_dim(tokens_PT, first, R)
+            lengths_R = lax.dynamic_slice_in_dim(lengths_P, first, R)
+            hidden_RTD, new = extend(self.model, params, tokens_RT, jnp.int32(0), self._empty_cache(R, T))
+            last_RD = jnp.take_along_axis(hidden_RTD, (lengths_R - 1)[:, None, None], axis=1)[:, 0]
+            cache = jax.tree.map(lambda all, some: lax.dynamic_update_slice_in_dim(all, some, first, 1), cache, new)
+            return cache, lax.dynamic_update_slice_in_dim(logits_PV, self._logits(params, last_RD), first, axis=0)
+
+        start = (self._empty_cache(P, T), jnp.zeros((P, self.model.vocab_size), jnp.float32))
+        cache, logits_PV = lax.fori_loop(0, -(-prompts // R), one_pass, start)
+        return Prefix(cache, lengths_P, logits_PV, version)
+
+    def _begin(self, version: Array) -> Prefix:
+        logits = jnp.zeros((1, self.model.vocab_size), jnp.float32)
+        return Prefix(self._empty_cache(1, self._chunked), jnp.zeros(1, jnp.int32), logits, version)
+
+    def _extend(self, params: Params, prefix: Prefix, chunk_1T: Array, start: Array, length: Array) -> Prefix:
+        hidden_1TD, cache = extend(self.model, params, chunk_1T, start, prefix.cache)
+        last_1D = lax.dynamic_index_in_dim(hidden_1TD, length - 1, axis=1, keepdims=False)
+        return Prefix(cache, (start + length)[None], self._logits(params, last_1D), prefix.version)
 
     # Slots.
 
@@ -374,119 +377,64 @@ class PolicyEngine(Engine):
         return self._init_jit(self.device_version(version))
 
     def _init(self, version: Array) -> DecodeState:
-        S, model = self.slots, self.model
-        zeros = jnp.zeros(S, jnp.int32)
         return DecodeState(
-            cache=empty_cache(
-                layers=model.layers,
-                slots=S,
-                length=self.max_prompt_tokens + self.max_new_tokens,
-                kv_heads=model.kv_heads,
-                head_dim=model.head_dim,
-                dtype=self.dtype,
-            ),
-            tokens_S=zeros,
-            positions_S=zeros,
-            generated_S=zeros,
-            limits_S=zeros,
-            temperatures_S=jnp.zeros(S, jnp.float32),
-            keys_S=request_keys(*(jnp.zeros(S, jnp.uint32),) * 3),
-            active_S=jnp.zeros(S, bool),
-            fresh_S=jnp.zeros(S, bool),
-            first_logprobs_S=jnp.zeros(S, jnp.float32),
-            first_versions_S=zeros,
+            cache=self._empty_cache(self.slots, self.max_prompt_tokens + self.max_new_tokens),
+            slots=free_slots(self.slots, self.interruption),
+            first=no_report(self.slots),
             version=version,
         )
 
     def insert(
-        self, prefix: Prefix, decode_state: DecodeState, slot: int, sampling: SlotSampling = SlotSampling()
+        self, prefix: Prefix, decode_state: DecodeState, slot: int, request: SampleRequest | None = None
     ) -> DecodeState:
         """Put the prefix's first prompt into one slot."""
-        return self.insert_many(prefix, decode_state, [(slot, 0, sampling)])
+        return self.insert_many(prefix, decode_state, [(slot, 0, request or self._greedy())])
 
     def bulk_insert(
-        self, prefix: Prefix, decode_state: DecodeState, slots: Sequence[int], samplings: Sequence[SlotSampling]
+        self, prefix: Prefix, decode_state: DecodeState, slots: Sequence[int], requests: Sequence[SampleRequest]
     ) -> DecodeState:
-        """Put the prefix's first prompt into several slots, each with its own sampling."""
+        """Put the prefix's first prompt into several slots, each with its own request."""
         return self.insert_many(
-            prefix, decode_state, [(slot, 0, sampling) for slot, sampling in zip(slots, samplings, strict=True)]
+            prefix, decode_state, [(slot, 0, request) for slot, request in zip(slots, requests, strict=True)]
         )
 
-    def insert_many(
-        self, prefix: Prefix, decode_state: DecodeState, entries: Sequence[tuple[int, int, SlotSampling]]
-    ) -> DecodeState:
-        """Put rows of a prefix into slots: entries (slot, row of the prefix, sampling), each slot once.
+    def insert_many(self, prefix: Prefix, decode_state: DecodeState, entries: Sequence[Entry]) -> DecodeState:
+        """Put rows of a prefix into slots: entries (slot, row of the prefix, request), each slot once.
 
         Samples each entry's first token. Only the slots named are written.
         """
-        return self._insert_jit(prefix, decode_state, self._table(entries, self.slots))
+        for start in range(0, len(entries), self._entries):
+            part = entries[start : start + self._entries]
+            decode_state = self._insert_jit(prefix, decode_state, self._table(part), np.int32(len(part)))
+        return decode_state
 
-    def _table(self, entries: Sequence[tuple[int, int, SlotSampling]], rows: int) -> np.ndarray:
-        table = np.zeros((rows, 8), np.int32)
-        slots = [slot for slot, _, _ in entries]
-        table[slots, _PRESENT] = 1
-        table[slots, _SOURCE] = [row for _, row, _ in entries]
-        samplings = [sampling for _, _, sampling in entries]
-        keys = np.array([(s.seed, s.stream, s.sibling) for s in samplings], np.uint32).view(np.int32)
-        table[slots, _SEED : _SIBLING + 1] = keys
-        table[slots, _LIMIT] = [
-            self.max_new_tokens if s.max_new_tokens is None else s.max_new_tokens for s in samplings
-        ]
-        table[slots, _TEMPERATURE] = np.array([s.temperature for s in samplings], np.float32).view(np.int32)
-        table[: len(slots), _ORDER] = slots
-        return table
+    def _table(self, entries: Sequence[Entry]) -> np.ndarray:
+        return entry_table(entries, self._entries, self.slots, self.eos_id)
 
-    def _sample_first(self, prefix: Prefix, table: Array) -> tuple[Array, Array, Array, Array]:
-        """Keys, temperatures, first tokens and their log-probabilities of a table's rows."""
-        seed, stream, sibling = (
-            lax.bitcast_convert_type(table[:, column], jnp.uint32) for column in (_SEED, _STREAM, _SIBLING)
-        )
-        keys = request_keys(seed, stream, sibling)
-        temperatures = lax.bitcast_convert_type(table[:, _TEMPERATURE], jnp.float32)
-        logits = prefix.logits_PV[table[:, _SOURCE]]
-        tokens, logprobs = sample(logits, temperatures, token_keys(keys, jnp.zeros(len(table), jnp.int32)))
-        return keys, temperatures, tokens, logprobs
+    def _sample_first(self, prefix: Prefix, table: Array) -> tuple[Array, Array, Slots, Report]:
+        slots, sources, contents = read_table(table, prefix.lengths, self.interruption)
+        contents, report = advance(contents, prefix.logits[sources], prefix.version, self.interruption)
+        return slots, sources, contents, report
 
     def _first(self, prefix: Prefix, table: Array) -> Array:
-        _, _, tokens, logprobs = self._sample_first(prefix, table)
-        one, nothing = jnp.ones_like(tokens), jnp.zeros_like(tokens)
-        goes_on = ((tokens != self.eos_id) & (table[:, _LIMIT] > 1)).astype(jnp.int32)
-        bits = lax.bitcast_convert_type(logprobs, jnp.int32)
-        version = jnp.broadcast_to(prefix.version, tokens.shape)
-        columns = (nothing, tokens, nothing, one, nothing, bits, nothing, version, one, goes_on)
-        return jnp.stack(columns, axis=1)
+        _, _, contents, report = self._sample_first(prefix, table)
+        columns = jnp.stack([jnp.zeros_like(report.columns()), report.columns()]).transpose(2, 1, 0)
+        return _with_tail(columns, contents)
 
-    def _insert(self, prefix: Prefix, state: DecodeState, table: Array) -> DecodeState:
-        keys, temperatures, tokens, logprobs = self._sample_first(prefix, table)
-        present, limits = table[:, _PRESENT] != 0, table[:, _LIMIT]
-        lengths = prefix.lengths_P[table[:, _SOURCE]]
+    def _insert(self, prefix: Prefix, state: DecodeState, table: Array, entries: Array) -> DecodeState:
+        slots, sources, contents, report = self._sample_first(prefix, table)
 
         # A loop of slice updates touches the slots written and nothing else, and ends with the last of them.
-        def write(i, kv):
-            slot = table[i, _ORDER]
-            row = table[slot, _SOURCE]
-            return tuple(
-                lax.dynamic_update_slice(cache, lax.dynamic_slice_in_dim(new, row, 1, axis=1), (0, slot, 0, 0, 0))
-                for cache, new in zip(kv, (prefix.k, prefix.v), strict=True)
-            )
+        def write(i, cache):
+            return copy_row(cache, slots[i], source, sources[i])
 
-        k, v = lax.fori_loop(0, jnp.sum(present), write, (state.cache.k, state.cache.v))
-
-        def put(new, old):
-            return jnp.where(present, new, old)
-
+        room = state.cache.k.shape[3]
+        source = jax.tree.map(lambda x: x[:, :, :, :room], prefix.cache)  # whole chunks may be longer than a slot
+        put = _put_at(slots)
         return DecodeState(
-            cache=KVCache(k=k, v=v),
-            tokens_S=put(tokens, state.tokens_S),
-            positions_S=put(lengths, state.positions_S),
-            generated_S=put(1, state.generated_S),
-            limits_S=put(limits, state.limits_S),
-            temperatures_S=put(temperatures, state.temperatures_S),
-            keys_S=put(keys, state.keys_S),
-            active_S=put((tokens != self.eos_id) & (limits > 1), state.active_S),
-            fresh_S=put(True, state.fresh_S),
-            first_logprobs_S=put(logprobs, state.first_logprobs_S),
-            first_versions_S=put(prefix.version, state.first_versions_S),
+            cache=lax.fori_loop(0, entries, write, state.cache),
+            slots=jax.tree.map(put, state.slots, contents),
+            first=jax.tree.map(put, state.first, report),
             version=state.version,
         )
 
@@ -497,63 +445,106 @@ class PolicyEngine(Engine):
         return self._free_jit(decode_state, freed)
 
     def _free(self, state: DecodeState, freed_S: Array) -> DecodeState:
-        return dataclasses.replace(state, active_S=state.active_S & ~freed_S, fresh_S=state.fresh_S & ~freed_S)
+        return replace(
+            state,
+            slots=replace(state.slots, status=jnp.where(freed_S, FREE, state.slots.status)),
+            first=replace(state.first, flags=jnp.where(freed_S, 0, state.first.flags)),
+        )
+
+    def recompute(self, params: Params, decode_state: DecodeState, sequences: dict[int, np.ndarray]) -> DecodeState:
+        """Replace the keys of slots by those that `params` give: slot -> its prompt and completion (int32 [T]).
+
+        A completion's last token is not in the cache yet, and stays out.
+        """
+        longest = self.max_prompt_tokens + self.max_new_tokens
+        chunk = min(self.prefill_chunk, longest)
+        tokens = np.zeros((self.slots, -(-longest // chunk) * chunk), np.int32)
+        lengths, order = np.zeros(self.slots, np.int32), np.zeros(self.slots, np.int32)
+        for place, (slot, ids) in enumerate(sequences.items()):
+            tokens[slot, : len(ids) - 1] = ids[:-1]
+            lengths[slot], order[place] = len(ids) - 1, slot
+        return self._recompute_jit(params, decode_state, tokens, lengths, order, np.int32(len(sequences)))
+
+    def _recompute(self, params, state: DecodeState, tokens_SN, lengths_S, order_S, count) -> DecodeState:
+        chunk = min(self.prefill_chunk, tokens_SN.shape[1])
+        room = state.cache.k.shape[3]
+
+        def one_slot(i, cache):
+            slot = order_S[i]
+            row_1N = lax.dynamic_slice_in_dim(tokens_SN, slot, 1)
+
+            def one_chunk(j, own):
+                tokens_1T = lax.dynamic_slice_in_dim(row_1N, j * chunk, chunk, axis=1)
+                return extend(self.model, params, tokens_1T, j * chunk, own)[1]
+
+            own = self._empty_cache(1, tokens_SN.shape[1])
+            own = lax.fori_loop(0, -(-lengths_S[slot] // chunk), one_chunk, own)
+            return copy_row(cache, slot, jax.tree.map(lambda x: x[:, :, :, :room], own), 0)
+
+        return replace(state, cache=lax.fori_loop(0, count, one_slot, state.cache))
 
     # Decoding.
 
-    def generate(self, params: Params, decode_state: DecodeState) -> tuple[DecodeState, PolicyResultTokens]:
-        """Up to `decode_steps` tokens for every active slot, and the first tokens of newly inserted slots.
+    def generate(
+        self, params: Params, decode_state: DecodeState, stop_after: int | None = None
+    ) -> tuple[DecodeState, PolicyResultTokens]:
+        """Up to `decode_steps` tokens for every running slot, and the first tokens of newly inserted slots.
 
-        `params` come from `load_params`; passing another version's is all that a weight swap is.
+        It ends early when no slot runs, or as soon as `stop_after` slots that ran have ended. `params` come from
+        `load_params`; passing another version's is all that a weight swap is.
         """
-        state, data = self._generate_jit(params, decode_state)
-        return state, _result(data, self.decode_steps)
+        enough = np.int32(self.slots + 1 if stop_after is None else stop_after)
+        state, data = self._generate_jit(params, decode_state, enough)
+        return state, result_tokens(data, self.decode_steps)
 
-    def _generate(self, params: Params, state: DecodeState) -> tuple[DecodeState, Array]:
-        model, steps = self.model, self.decode_steps
-        head_VD = head_weight(params)
-
-        def report(tokens, valid, logprobs, versions):
-            return jnp.stack([tokens, valid.astype(jnp.int32), lax.bitcast_convert_type(logprobs, jnp.int32), versions])
+    def _generate(self, params: Params, state: DecodeState, enough: Array) -> tuple[DecodeState, Array]:
+        steps = self.decode_steps
+        ran = jnp.sum(state.slots.active)
 
         def unfinished(carry):
-            step, state, _ = carry
-            return (step <= steps) & jnp.any(state.active_S)
+            step, _, slots, _ = carry
+            running = jnp.sum(slots.active)
+            return (step <= steps) & (running > 0) & (ran - running < enough)
 
         def body(carry):
-            step, state, reports = carry
-            active = state.active_S
-            hidden_SD, cache = decode(model, params, state.tokens_S, state.positions_S, state.cache)
-            logits_SV = project_f32(hidden_SD, head_VD, precision=self._head_precision)
-            keys = token_keys(state.keys_S, state.generated_S)
-            tokens, logprobs = sample(logits_SV, state.temperatures_S, keys)
-            generated = state.generated_S + active
-            reports = reports.at[step].set(
-                report(tokens, active, logprobs, jnp.broadcast_to(state.version, tokens.shape))
-            )
-            return (
-                step + 1,
-                dataclasses.replace(
-                    state,
-                    cache=cache,
-                    tokens_S=jnp.where(active, tokens, state.tokens_S),
-                    positions_S=state.positions_S + active,
-                    generated_S=generated,
-                    active_S=active & (tokens != self.eos_id) & (generated < state.limits_S),
-                ),
-                reports,
-            )
+            step, cache, slots, reports = carry
+            hidden_SD, cache = decode(self.model, params, slots.tokens, slots.positions, cache)
+            slots, report = advance(slots, self._logits(params, hidden_SD), state.version, self.interruption)
+            return step + 1, cache, slots, reports.at[step].set(report.columns())
 
-        reports = jnp.zeros((steps + 1, 4, self.slots), jnp.int32)
-        first = report(state.tokens_S, state.fresh_S, state.first_logprobs_S, state.first_versions_S)
-        reports = reports.at[0].set(first)
-        state = dataclasses.replace(state, fresh_S=jnp.zeros_like(state.fresh_S))
-        _, state, reports = lax.while_loop(unfinished, body, (1, state, reports))
-        columns = reports.transpose(2, 1, 0).reshape(self.slots, -1)
-        tail = jnp.stack([state.generated_S, state.active_S.astype(jnp.int32)], axis=1)
-        return state, jnp.concatenate([columns, tail], axis=1)
+        reports = jnp.zeros((steps + 1, 4, self.slots), jnp.int32).at[0].set(state.first.columns())
+        _, cache, slots, reports = lax.while_loop(unfinished, body, (1, state.cache, state.slots, reports))
+        state = DecodeState(cache, slots, no_report(self.slots), state.version)
+        return state, _with_tail(reports.transpose(2, 1, 0), slots)
 
 
-def _leaves(tree: Params) -> dict[str, Any]:
-    keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+def _with_tail(columns_S4N: Array, slots: Slots) -> Array:
+    columns = columns_S4N.reshape(len(columns_S4N), -1)
+    return jnp.concatenate([columns, jnp.stack([slots.generated, slots.status], axis=1)], axis=1)
+
+
+def _put_at(slots: Array):
+    """Writes rows at `slots`; a slot that does not exist is dropped."""
+
+    def put(old, new):
+        return old.at[slots].set(new, mode="drop")
+
+    return put
+
+
+def _buckets(given: Sequence[int] | None, longest: int) -> tuple[int, ...]:
+    """Prefill lengths, ascending, the last one `longest`."""
+    if given is None:
+        powers = []
+        size = _SMALLEST_BUCKET
+        while size < longest:
+            powers.append(size)
+            size *= 2
+        return (*powers, longest)
+    buckets = tuple(sorted(set(given)))
+    if not buckets or buckets[0] < 1 or buckets[-1] != longest:
+        raise UserError(
+            f"sampler.prefill_buckets is {list(given)}; they are positive lengths and the longest is the smaller of "
+            f"max_prompt_tokens and prefill_chunk, {longest}"
+        )
+    return buckets

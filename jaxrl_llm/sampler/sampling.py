@@ -3,9 +3,13 @@
 Suffixes: S slots, V vocabulary, B blocks of the vocabulary, W width of a block.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt
+
+from jaxrl_llm.sampler.restrictions import Restrictions, allowed
 
 
 def request_keys(
@@ -26,6 +30,20 @@ def request_keys(
 def token_keys(keys_S: Key[Array, " S"], n_S: Int[Array, " S"]) -> Key[Array, " S"]:
     """The key of each slot's n-th token; it knows neither the slot, nor the neighbours, nor the order of arrival."""
     return jax.vmap(jax.random.fold_in)(keys_S, n_S)
+
+
+class Softmax(NamedTuple):
+    """What turns a logit into a log-probability over the full vocabulary, per slot."""
+
+    divisor_S: Array
+    peak_S: Array  # of logit / divisor
+    log_total_S: Array  # of exp(logit / divisor - peak)
+
+    def logprob(self, logits_SV: Float[Array, "S V"], tokens_S: Int[Array, " S"]) -> Float[Array, " S"]:
+        """log softmax(logits / T)[token], float32 [S]."""
+        logit_S = jnp.take_along_axis(logits_SV, tokens_S[:, None], axis=1)[:, 0]
+        # Peak first: a large logit minus a large log-sum-exp would lose what separates them.
+        return logit_S / self.divisor_S - self.peak_S - self.log_total_S
 
 
 def _block_width(vocab: int) -> int:
@@ -50,12 +68,16 @@ def _first_above(
 
 
 def sample(
-    logits_SV: Float[Array, "S V"], temperature_S: Float[Array, " S"], keys_S: Key[Array, " S"]
-) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
-    """Draw one token per slot from softmax(logits / T): (tokens int32 [S], log-probabilities float32 [S]).
+    logits_SV: Float[Array, "S V"],
+    temperature_S: Float[Array, " S"],
+    keys_S: Key[Array, " S"],
+    limits: Restrictions | None = None,
+) -> tuple[Int[Array, " S"], Softmax]:
+    """Draw one token per slot from softmax(logits / T): tokens int32 [S], and what gives any token's log-probability.
 
-    The log-probability is log softmax(logits / T)[token] over the full vocabulary. Temperature 0 takes the argmax
-    (the lowest id of a tie) and reports its log-probability at temperature 1.
+    Temperature 0 takes the argmax (the lowest id of a tie); its softmax is that of temperature 1. `limits` narrow the
+    choice (see restrictions.py) and change no log-probability. A slot without restrictions draws the same token
+    whether others have some or not.
 
     A Gumbel draw would need V random numbers per slot and step. Here the vocabulary is cut into blocks: the first
     uniform picks block b with probability Z_b / Z (Z_b sums exp(logit / T) over the block, Z over all), the second
@@ -66,7 +88,11 @@ def sample(
     W = _block_width(V)
     greedy_S = temperature_S == 0
     divisor_S1 = jnp.where(greedy_S, 1.0, temperature_S)[:, None]
-    logits_SBW = jnp.pad(logits_SV, ((0, 0), (0, -V % W)), constant_values=-jnp.inf).reshape(S, -1, W)
+
+    def blocks(x_SV):
+        return jnp.pad(x_SV, ((0, 0), (0, -V % W)), constant_values=-jnp.inf).reshape(S, -1, W)
+
+    logits_SBW = blocks(logits_SV)
     # A token's key is the output block of a counter-mode cipher, 64 random bits used nowhere else: no further hashing.
     uniform_S2 = (jax.random.key_data(keys_S) >> 8).astype(jnp.float32) * jnp.float32(2**-24)
 
@@ -74,13 +100,33 @@ def sample(
     peak_SB = jnp.max(logits_SBW, axis=-1) / divisor_S1
     peak_S1 = jnp.max(peak_SB, axis=-1, keepdims=True)
     mass_SB = jnp.sum(jnp.exp(logits_SBW / divisor_S1[:, :, None] - peak_S1[:, :, None]), axis=-1)
-    log_total_S = jnp.log(jnp.sum(mass_SB, axis=-1))
 
-    block_S = jnp.where(greedy_S, jnp.argmax(peak_SB, axis=-1), _pick(mass_SB, uniform_S2[:, 0]))
-    inside_SW = jnp.take_along_axis(logits_SBW, block_S[:, None, None], axis=1)[:, 0] / divisor_S1
+    def pick_block(peak_SB, mass_SB):
+        return jnp.where(greedy_S, jnp.argmax(peak_SB, axis=-1), _pick(mass_SB, uniform_S2[:, 0]))
+
+    def inside(x_SBW, block_S):
+        return jnp.take_along_axis(x_SBW, block_S[:, None, None], axis=1)[:, 0]
+
+    def anything():
+        block_S = pick_block(peak_SB, mass_SB)
+        return block_S, inside(logits_SBW, block_S) / divisor_S1
+
+    def allowed_only(limits: Restrictions):
+        scaled_SV = logits_SV / divisor_S1
+        scaled_SBW = blocks(jnp.where(allowed(scaled_SV, limits), scaled_SV, -jnp.inf))
+        their_peak_SB = jnp.max(scaled_SBW, axis=-1)
+        their_mass_SB = jnp.sum(jnp.exp(scaled_SBW - peak_S1[:, :, None]), axis=-1)
+        narrowed_S = limits.active
+        block_S = jnp.where(narrowed_S, pick_block(their_peak_SB, their_mass_SB), pick_block(peak_SB, mass_SB))
+        plain_SW = inside(logits_SBW, block_S) / divisor_S1
+        return block_S, jnp.where(narrowed_S[:, None], inside(scaled_SBW, block_S), plain_SW)
+
+    if limits is None:
+        block_S, inside_SW = anything()
+    else:
+        block_S, inside_SW = jax.lax.cond(jnp.any(limits.active), lambda: allowed_only(limits), anything)
     # Relative to the block's own peak: a light block underflows against the whole vocabulary's.
     mass_SW = jnp.exp(inside_SW - jnp.max(inside_SW, axis=-1, keepdims=True))
     place_S = jnp.where(greedy_S, jnp.argmax(inside_SW, axis=-1), _pick(mass_SW, uniform_S2[:, 1]))
-    # Peak first: a large logit minus a large log-sum-exp would lose what separates them.
-    logprob_S = jnp.take_along_axis(inside_SW - peak_S1, place_S[:, None], axis=1)[:, 0] - log_total_S
-    return (block_S * W + place_S).astype(jnp.int32), logprob_S
+    softmax = Softmax(divisor_S1[:, 0], peak_S1[:, 0], jnp.log(jnp.sum(mass_SB, axis=-1)))
+    return (block_S * W + place_S).astype(jnp.int32), softmax

@@ -1,47 +1,28 @@
 """Continuous batching over a PolicyEngine: requests in, completions out, weights swapped between dispatches.
 
 A synchronous core without threads: whoever owns the scheduler calls it from one thread, and it alone holds the decode
-state.
+state. While the caller works on what `step` returned, the device decodes on.
 """
 
 import heapq
 import itertools
-import math
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxrl_llm.sampler.engine import DecodeState, PolicyEngine, Prefix, SlotSampling
-from jaxrl_llm.types import Completion, FinishReason, Params, SampleRequest, UserError
+from jaxrl_llm.sampler.checks import check_key, check_prompt, check_sampling
+from jaxrl_llm.sampler.engine import DecodeState, PolicyEngine, Prefix
+from jaxrl_llm.sampler.recorder import Recorder
+from jaxrl_llm.sampler.results import PolicyResultTokens
+from jaxrl_llm.sampler.slots import FINISH, RUNNING
+from jaxrl_llm.sampler.statistics import Statistics
+from jaxrl_llm.sampler.stop_strings import first_stop
+from jaxrl_llm.types import Completion, FinishReason, Params, QueueFullError, SampleRequest, UserError
 
-_UINT32 = 2**32
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Totals since the scheduler was made.
-
-    `slot_steps` counts decode steps times slots, `decoded_tokens` those of them that made a token: their ratio is
-    the occupancy. The first token of a completion comes from its prompt's prefill and is in `tokens_generated` only.
-    """
-
-    requests_submitted: int = 0
-    requests_completed: int = 0
-    requests_aborted: int = 0
-    prompts_prefilled: int = 0
-    prefill_tokens: int = 0
-    tokens_generated: int = 0
-    decoded_tokens: int = 0
-    slot_steps: int = 0
-    dispatches: int = 0
-    weight_updates: int = 0
-
-    @property
-    def occupancy(self) -> float:
-        """Share of slot-steps that made a token; 0 before the first step."""
-        return self.decoded_tokens / self.slot_steps if self.slot_steps else 0.0
+Finished = tuple[int, Completion]
 
 
 @dataclass(frozen=True)
@@ -49,39 +30,79 @@ class _Waiting:
     id: int
     request: SampleRequest
     prompt: bytes  # the prompt's content: siblings share it
+    since: float
+
+
+@dataclass
+class _LongPrefill:
+    """A prompt that is prefilled in chunks, a chunk between two dispatches; slots are kept free for its requests."""
+
+    prompt: np.ndarray
+    waiting: list[_Waiting]
+    prefix: Prefix
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class _Dispatch:
+    """A dispatch under way and who sat where when it began."""
+
+    result: PolicyResultTokens
+    owners: list[_Waiting | None]
+    since: float
 
 
 class Scheduler:
     """Feeds a PolicyEngine from a first-in-first-out queue.
 
-    `params` are the policy's weights (copied) and `version` their number. A request's tokens depend on the request
-    and the weights alone. Every submitted request comes back from `step` exactly once, aborted ones included.
+    `params` are the policy's weights (copied) and `version` their number. `decode` turns ids into text, for requests
+    with stop strings. At most `max_queue` requests wait (None: any number). A dispatch ends as soon as `refill` slots
+    have ended while requests wait for them; None is a 32nd of the slots. With `recompute_kv` a weight swap computes the
+    keys of sequences in flight anew; otherwise they go on over those they have.
+
+    A request's tokens depend on the request and the weights alone. Every submitted request comes back from `step`
+    exactly once, aborted ones included.
     """
 
-    def __init__(self, engine: PolicyEngine, params: Params, *, version: int = 0):
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        params: Params,
+        *,
+        version: int = 0,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        max_queue: int | None = None,
+        refill: int | None = None,
+        recompute_kv: bool = False,
+    ):
         self.engine = engine
         self._params = engine.load_params(params)
         self._version = version
+        self._decode = decode
+        self._max_queue = max_queue
+        self._refill = refill or max(1, engine.slots // 32)
         self._state: DecodeState = engine.init_decode_state(version)
         self._ids = itertools.count()
         self._queue: deque[_Waiting] = deque()
+        self._long: _LongPrefill | None = None
         self._slots: list[_Waiting | None] = [None] * engine.slots
         # A heap: the lowest slot first, so that what runs where never depends on what ran before. Rows of a matrix
         # product may round differently from place to place.
         self._free = list(range(engine.slots))
-        self._aborted: list[tuple[int, Completion]] = []
+        self._aborted: list[Finished] = []
         self._statistics = Statistics()
-        # The prompts prefilled last, kept while the queue's head still needs one of them.
-        self._kept: tuple[Prefix, dict[bytes, int]] | None = None
-        shape = (engine.slots, engine.max_new_tokens)
-        self._tokens = np.zeros(shape, np.int32)
-        self._logprobs = np.zeros(shape, np.float32)
-        self._versions = np.zeros(shape, np.int32)
-        self._counts = np.zeros(engine.slots, np.int64)
+        # Prompts prefilled before all their siblings found a slot, kept while the queue's head needs one of them.
+        self._kept: dict[bytes, tuple[Prefix, int]] = {}
+        self._recorder = Recorder(engine.slots, engine.max_new_tokens)
+        self._pending: _Dispatch | None = None
+        self._ready_since: float | None = None  # when the device last ran out of work while there was some
+        self._paused = False
+        self._recompute_kv = recompute_kv
+        self._stale_keys = False
 
     @property
     def version(self) -> int:
-        """Of the weights the next token is sampled with."""
+        """Of the weights that the next dispatch samples with."""
         return self._version
 
     @property
@@ -89,9 +110,18 @@ class Scheduler:
         return self._statistics
 
     @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def queued(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._queue) + (len(self._long.waiting) if self._long else 0)
+
+    @property
     def in_flight(self) -> int:
         """Requests submitted and not yet returned."""
-        return len(self._queue) + self.engine.slots - len(self._free) + len(self._aborted)
+        return self.queued + self.engine.slots - len(self._free) + len(self._aborted)
 
     @property
     def idle(self) -> bool:
@@ -100,60 +130,66 @@ class Scheduler:
     def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
         """Queue requests; their ids come back in the same order.
 
-        Requests with equal prompts that stand together in the queue are prefilled once.
-        Raises UserError on the first request the engine cannot serve; none of the call's requests is queued then.
+        Requests with equal prompts that stand together in the queue are prefilled once. Raises UserError on the first
+        request the engine cannot serve, QueueFullError if they do not fit the queue; nothing of the call is queued
+        then.
         """
-        prompts = {id(r.tokens_T): r.tokens_T for r in requests}  # siblings usually share the very array
-        checked = {key: self._checked_prompt(prompt) for key, prompt in prompts.items()}
+        if self._max_queue is not None and self.queued + len(requests) > self._max_queue:
+            raise QueueFullError(
+                f"{self.queued} requests wait and {len(requests)} more come; the queue holds {self._max_queue}"
+            )
+        # Siblings usually share the very objects.
+        prompts = {id(r.tokens_T): r.tokens_T for r in requests}
+        checked = {key: check_prompt(self.engine, prompt).tobytes() for key, prompt in prompts.items()}
+        for how in {id(r.sampling): r.sampling for r in requests}.values():
+            check_sampling(self.engine, how, has_text=self._decode is not None)
         for request in requests:
-            self._check_sampling(request)
-        waiting = [_Waiting(next(self._ids), r, checked[id(r.tokens_T)]) for r in requests]
+            check_key(request)
+        now = time.perf_counter()
+        waiting = [_Waiting(next(self._ids), r, checked[id(r.tokens_T)], now) for r in requests]
         self._queue.extend(waiting)
         self._count(requests_submitted=len(waiting))
         return [w.id for w in waiting]
 
-    def _checked_prompt(self, prompt: np.ndarray) -> bytes:
-        engine, tokens = self.engine, np.asarray(prompt)
-        if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
-            raise UserError(f"a prompt must be a flat array of integer ids, not {tokens.dtype} {tokens.shape}")
-        if not 1 <= len(tokens) <= engine.max_prompt_tokens:
-            raise UserError(
-                f"a prompt has {len(tokens)} tokens; the sampler takes 1 to {engine.max_prompt_tokens} "
-                f"(rollout.max_prompt_tokens)"
-            )
-        if tokens.min() < 0 or tokens.max() >= engine.model.vocab_size:
-            bad = tokens[(tokens < 0) | (tokens >= engine.model.vocab_size)][0]
-            raise UserError(f"a prompt holds the id {bad}, outside the vocabulary of {engine.model.vocab_size} tokens")
-        return tokens.astype(np.int32).tobytes()
+    def step(self, between: Callable[[], None] | None = None) -> list[Finished]:
+        """Wait for the dispatch under way, refill the slots it freed, start the next one; what has finished.
 
-    def _check_sampling(self, request: SampleRequest) -> None:
-        if not 1 <= request.max_new_tokens <= self.engine.max_new_tokens:
-            raise UserError(
-                f"max_new_tokens is {request.max_new_tokens}; the sampler's slots hold 1 to "
-                f"{self.engine.max_new_tokens} (rollout.max_new_tokens)"
-            )
-        # Below this, logits divided by the temperature may overflow float32.
-        if request.temperature != 0 and not 1e-6 <= request.temperature < math.inf:
-            raise UserError(f"temperature is {request.temperature}; use 0 (greedy) or a finite number from 1e-6 on")
-        for name in ("seed", "stream", "sibling"):
-            if not 0 <= getattr(request, name) < _UINT32:
-                raise UserError(f"{name} is {getattr(request, name)}; it must be in 0 ... 2**32 - 1")
-
-    def step(self) -> list[tuple[int, Completion]]:
-        """Fill free slots from the queue, decode one dispatch, return what finished (and what was aborted since)."""
-        finished, self._aborted = self._aborted, []
-        self._admit()
-        if len(self._free) < self.engine.slots:
-            self._state, result = self.engine.generate(self._params, self._state)
-            finished.extend(self._collect(*result.columns()))
+        `between` is called where weights may be swapped and requests submitted without costing a dispatch: after
+        results are in, before slots are refilled. Without it that is before `step`, a dispatch later.
+        """
+        if self._pending is None:
+            if between is not None:
+                between()
+            self._dispatch()
+        finished = self._settle()
+        if between is not None:
+            between()
+        self._dispatch()
+        finished, self._aborted = self._aborted + finished, []
         return finished
 
-    def drain(self) -> list[tuple[int, Completion]]:
-        """Step until nothing is in flight; everything that finished."""
+    def drain(self) -> list[Finished]:
+        """Step until nothing is in flight; everything that finished. Raises RuntimeError while paused."""
+        if self._paused:
+            raise RuntimeError("the scheduler is paused and would never drain; resume it first")
         finished = []
         while not self.idle:
             finished.extend(self.step())
         return finished
+
+    def pause(self) -> None:
+        """Start no dispatch until `resume`; the one under way is still settled by `step`."""
+        self._paused, self._ready_since = True, None
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def so_far(self, id: int) -> Completion | None:
+        """What a request has produced until now ("aborted" stands for its unknown finish); None without a slot."""
+        for slot, waiting in enumerate(self._slots):
+            if waiting is not None and waiting.id == id:
+                return self._recorder.completion(slot, "aborted")
+        return None
 
     def abort(self, ids: Iterable[int]) -> None:
         """Stop these requests; the next `step` returns them with finish "aborted" and the tokens they had.
@@ -164,20 +200,25 @@ class Scheduler:
         queued = [w for w in self._queue if w.id in ids]
         if queued:
             self._queue = deque(w for w in self._queue if w.id not in ids)
+        if self._long is not None:
+            queued += [w for w in self._long.waiting if w.id in ids]
+            self._long.waiting = [w for w in self._long.waiting if w.id not in ids]
+            if not self._long.waiting:
+                self._long = None
         slots = [slot for slot, w in enumerate(self._slots) if w is not None and w.id in ids]
         if slots:
             self._state = self.engine.free_resource(self._state, slots)
         nothing = np.zeros(0, np.int32)
-        empty = Completion(nothing, nothing.astype(np.float32), nothing, "aborted")
+        empty = Completion(nothing, nothing.astype(np.float32), nothing, nothing.astype(bool), "aborted")
         self._aborted.extend((w.id, empty) for w in queued)
         self._aborted.extend(self._release(slot, "aborted") for slot in slots)
         self._count(requests_aborted=len(queued) + len(slots))
 
     def update_weights(self, params: Params, version: int) -> None:
-        """Copy a policy's weights to the sampler and sample every later token with them.
+        """Copy a policy's weights to the sampler and sample with them from the next dispatch on.
 
-        In-flight sequences go on over the keys and values they have; prompts prefilled by older weights are dropped.
-        Raises UserError on weights of another shape, and if `version` is not newer than the present one.
+        Prompts prefilled by older weights serve nobody any more. Raises UserError on weights of another shape, and if
+        `version` is not newer than the present one.
         """
         self.swap(self.engine.load_params(params), version)
 
@@ -185,82 +226,171 @@ class Scheduler:
         """`update_weights` for weights that `engine.load_params` returned (another thread may have called it)."""
         if version <= self._version:
             raise UserError(f"weights of version {version} come after version {self._version}; versions only go up")
-        self._params, self._version, self._kept = loaded, version, None
-        self._state = replace(self._state, version=self.engine.device_version(version))
+        self._params, self._version, self._kept = loaded, version, {}
+        on_device = self.engine.device_version(version)
+        self._state = replace(self._state, version=on_device)
+        if self._long is not None:
+            self._long = _LongPrefill(self._long.prompt, self._long.waiting, self.engine.begin_prefill(on_device))
+        self._stale_keys = self._recompute_kv
         self._count(weight_updates=1)
 
-    def _count(self, **more: int) -> None:
+    def _count(self, **more: float) -> None:
         self._statistics = replace(
             self._statistics, **{name: getattr(self._statistics, name) + n for name, n in more.items()}
         )
 
-    def _admit(self) -> None:
-        admitted = [self._queue.popleft() for _ in range(min(len(self._free), len(self._queue)))]
-        if not admitted:
+    # Before a dispatch.
+
+    def _dispatch(self) -> None:
+        if self._paused or self._pending is not None:
             return
-        kept = self._kept[1] if self._kept else {}
-        old = [w for w in admitted if w.prompt in kept]
-        new = [w for w in admitted if w.prompt not in kept]
-        if old and self._kept:
-            self._insert(*self._kept, old)
-        if new:
-            rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(w.prompt for w in new))}
-            prompts = [np.frombuffer(prompt, np.int32) for prompt in rows]
-            version = self.engine.device_version(self._version)
-            prefix = self.engine.prefill_many(self._params, prompts, version, rows=self.engine.slots)
-            self._kept = (prefix, rows)
-            self._insert(prefix, rows, new)
-            self._count(prompts_prefilled=len(prompts), prefill_tokens=sum(map(len, prompts)))
-        if self._kept and (not self._queue or self._queue[0].prompt not in self._kept[1]):
-            self._kept = None
+        # What is in flight is all on the host here: nothing is under way.
+        if self._stale_keys:
+            self._recompute_keys()
+        self._admit()
+        self._prefill_chunk()
+        if len(self._free) == self.engine.slots:
+            return
+        now = time.perf_counter()
+        if self._ready_since is not None:
+            self._count(gap_s=now - self._ready_since)
+        self._state, result = self.engine.generate(self._params, self._state, self._refill if self._queue else None)
+        result.copy_to_host_async()
+        self._pending = _Dispatch(result, list(self._slots), now)
 
-    def _insert(self, prefix: Prefix, rows: dict[bytes, int], admitted: Sequence[_Waiting]) -> None:
-        entries = []
-        for waiting in admitted:
-            slot, request = heapq.heappop(self._free), waiting.request
+    def _recompute_keys(self) -> None:
+        sequences = {
+            slot: np.concatenate([np.frombuffer(waiting.prompt, np.int32), self._recorder.tokens(slot)])
+            for slot, waiting in enumerate(self._slots)
+            if waiting is not None and self._recorder.counts[slot]
+        }
+        if sequences:
+            self._state = self.engine.recompute(self._params, self._state, sequences)
+        self._stale_keys = False
+
+    def _admit(self) -> None:
+        """Give free slots to the head of the queue: prompts of one bucket together, each prompt once."""
+        room = len(self._free) - (len(self._long.waiting) if self._long else 0)
+        new: dict[int, dict[bytes, list[_Waiting]]] = {}
+        while self._queue and room:
+            head = self._queue[0]
+            length = len(head.prompt) // 4
+            if head.prompt in self._kept:
+                prefix, row = self._kept[head.prompt]
+                siblings = self._take(head.prompt, room)
+                self._insert(prefix, [(row, w) for w in siblings])
+            elif length > self.engine.prefill_chunk:
+                if self._long is not None:
+                    break  # one at a time; what stands behind it waits, first in first out
+                siblings = self._take(head.prompt, room)
+                prefix = self.engine.begin_prefill(self.engine.device_version(self._version))
+                self._long = _LongPrefill(np.frombuffer(head.prompt, np.int32), siblings, prefix)
+            else:
+                siblings = self._take(head.prompt, room)
+                new.setdefault(self.engine.bucket(length), {}).setdefault(head.prompt, []).extend(siblings)
+            room -= len(siblings)
+        for bucket, prompts in new.items():
+            rows = self.engine.prefill_rows(bucket)
+            items = list(prompts.items())
+            for start in range(0, len(items), rows):
+                self._prefill(items[start : start + rows])
+        head = self._queue[0].prompt if self._queue else None
+        self._kept = {prompt: kept for prompt, kept in self._kept.items() if prompt == head}
+
+    def _take(self, prompt: bytes, most: int) -> list[_Waiting]:
+        """Remove the requests for this prompt that stand together at the head of the queue, at most `most`."""
+        taken = []
+        while self._queue and len(taken) < most and self._queue[0].prompt == prompt:
+            taken.append(self._queue.popleft())
+        return taken
+
+    def _prefill(self, items: Sequence[tuple[bytes, list[_Waiting]]]) -> None:
+        prompts = [np.frombuffer(prompt, np.int32) for prompt, _ in items]
+        prefix = self.engine.prefill_many(self._params, prompts, self.engine.device_version(self._version))
+        self._kept |= {prompt: (prefix, row) for row, (prompt, _) in enumerate(items)}
+        self._insert(prefix, [(row, w) for row, (_, waiting) in enumerate(items) for w in waiting])
+        self._count(prompts_prefilled=len(prompts), prefill_tokens=sum(map(len, prompts)))
+
+    def _prefill_chunk(self) -> None:
+        """One chunk of the long prompt, so that those who decode wait for no more than that."""
+        long = self._long
+        if long is None:
+            return
+        long.prefix = self.engine.extend_prefill(self._params, long.prefix, long.prompt, long.done)
+        long.done += self.engine.prefill_chunk
+        if long.done >= len(long.prompt):
+            self._long = None
+            self._insert(long.prefix, [(0, w) for w in long.waiting])
+            if self._queue and self._queue[0].prompt == long.waiting[0].prompt:
+                self._kept[long.waiting[0].prompt] = (long.prefix, 0)
+            self._count(prompts_prefilled=1, prefill_tokens=len(long.prompt))
+
+    def _insert(self, prefix: Prefix, admitted: Sequence[tuple[int, _Waiting]]) -> None:
+        entries, now, queued_s = [], time.perf_counter(), 0.0
+        for row, waiting in admitted:
+            slot = heapq.heappop(self._free)
             self._slots[slot] = waiting
-            self._counts[slot] = 0
-            sampling = SlotSampling(
-                request.max_new_tokens, request.temperature, request.seed, request.stream, request.sibling
-            )
-            entries.append((slot, rows[waiting.prompt], sampling))
+            self._recorder.counts[slot] = 0
+            queued_s += now - waiting.since
+            entries.append((slot, row, waiting.request))
         self._state = self.engine.insert_many(prefix, self._state, entries)
+        self._count(requests_admitted=len(entries), queue_s=queued_s)
 
-    def _collect(self, tokens, valid, logprobs, versions, active) -> list[tuple[int, Completion]]:
-        for column in range(tokens.shape[1]):
-            slots = np.flatnonzero(valid[:, column])
-            at = (slots, self._counts[slots])
-            self._tokens[at] = tokens[slots, column]
-            self._logprobs[at] = logprobs[slots, column]
-            self._versions[at] = versions[slots, column]
-            self._counts[slots] += 1
-        if not np.isfinite(logprobs[valid]).all():
+    # After a dispatch.
+
+    def _settle(self) -> list[Finished]:
+        """Wait for the dispatch under way, if any, and take in what it brought."""
+        if self._pending is None:
+            return []
+        dispatch, self._pending = self._pending, None
+        columns = dispatch.result.columns()
+        now = time.perf_counter()
+        valid = columns.valid
+        if not np.isfinite(columns.logprobs[valid]).all():
             raise FloatingPointError(f"the sampler's log-probabilities are not finite with weights {self._version}")
-        decoded = int(valid[:, 1:].sum())
+        # A slot whose request was aborted meanwhile has reported to nobody.
+        present = np.array(
+            [w is not None and w is owner for w, owner in zip(self._slots, dispatch.owners, strict=True)]
+        )
+        before = self._recorder.counts.copy()
+        self._recorder.record(columns, present)
+        cut = self._cut_at_stop_strings(before)
+        finished = [
+            self._release(slot, "stop_string" if slot in cut else FINISH[int(columns.status[slot])])
+            for slot in np.flatnonzero(present & (columns.status != RUNNING)).tolist() + list(cut)
+            if self._slots[slot] is not None
+        ]
+        own = valid & present[:, None]
         steps = int(valid[:, 1:].any(axis=0).sum())
-        ended = [slot for slot, waiting in enumerate(self._slots) if waiting is not None and not active[slot]]
-        finished = []
-        for slot in ended:
-            last = self._tokens[slot, self._counts[slot] - 1]
-            finished.append(self._release(slot, "stop" if last == self.engine.eos_id else "length"))
         self._count(
             dispatches=1,
             slot_steps=steps * self.engine.slots,
-            decoded_tokens=decoded,
-            tokens_generated=int(valid.sum()),
+            decoded_tokens=int(own[:, 1:].sum()),
+            tokens_generated=int(own.sum()) - sum(cut.values()),
             requests_completed=len(finished),
+            busy_s=now - dispatch.since,
         )
+        self._ready_since = now if self.queued or len(self._free) < self.engine.slots else None
         return finished
 
-    def _release(self, slot: int, finish: FinishReason) -> tuple[int, Completion]:
-        waiting, count = self._slots[slot], self._counts[slot]
+    def _cut_at_stop_strings(self, before: np.ndarray) -> dict[int, int]:
+        """Cut completions at the token that completes a stop string: slot -> how many tokens went."""
+        cut = {}
+        for slot, waiting in enumerate(self._slots):
+            if waiting is None or not (strings := waiting.request.sampling.stop_strings):
+                continue
+            assert self._decode is not None
+            end = first_stop(self._decode, self._recorder.tokens(slot), strings, int(before[slot]))
+            if end is not None:
+                cut[slot] = int(self._recorder.counts[slot]) - end
+                self._recorder.counts[slot] = end
+        if cut:
+            self._state = self.engine.free_resource(self._state, list(cut))
+        return cut
+
+    def _release(self, slot: int, finish: FinishReason) -> Finished:
+        waiting = self._slots[slot]
         assert waiting is not None
-        completion = Completion(
-            self._tokens[slot, :count].copy(),
-            self._logprobs[slot, :count].copy(),
-            self._versions[slot, :count].copy(),
-            finish,
-        )
         self._slots[slot] = None
         heapq.heappush(self._free, slot)
-        return waiting.id, completion
+        return waiting.id, self._recorder.completion(slot, finish)

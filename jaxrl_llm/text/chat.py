@@ -47,6 +47,15 @@ def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: ChatTempla
     return ids + tokenizer.encode(pending)
 
 
+def encode_trusted(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of text that the system itself wrote: special tokens in it become their ids. Raises UserError for a
+    character that the tokenizer cannot encode."""
+    ids: list[int] = []
+    for piece, special_id in _split_specials(tokenizer, text):
+        ids += tokenizer.encode(piece) if special_id is None else [special_id]
+    return ids
+
+
 def _source(tokenizer: Tokenizer, template: ChatTemplate) -> str:
     """The Jinja text of a template."""
     if template == "chatml":

@@ -54,7 +54,9 @@ def groups(config: RunConfig, seed: int = 0, rewards=None) -> list[EpisodeGroup]
             n = int(rng.integers(1, LONGEST + 1))
             tokens = rng.integers(0, VOCAB, n).astype(np.int32)
             logprobs = (-2.5 + 0.4 * rng.normal(size=n)).astype(np.float32)
-            completion = Completion(tokens, logprobs, np.zeros(n, np.int32), "length" if n == LONGEST else "stop")
+            completion = Completion(
+                tokens, logprobs, np.zeros(n, np.int32), np.zeros(n, bool), "length" if n == LONGEST else "stop"
+            )
             reward = Reward(float(rewards[p, g]), {"correct": float(rewards[p, g] > 0)})
             episodes.append(Episode(completion, np.ones(n, bool), reward))
         made.append(EpisodeGroup(p, task, tuple(episodes)))

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.kv_cache import empty_cache
+from jaxrl_llm.models.kv_cache import empty_cache, read_layer, write_span, write_tokens
+from jaxrl_llm.models.quantised import dequantise, input_axes, quantise
 from jaxrl_llm.models.transformer import (
     abstract_params,
     decode,
+    extend,
     forward,
-    forward_with_kv,
     head_weight,
     init_params,
     logical_axes,
@@ -109,25 +110,45 @@ def test_padding_on_either_side_does_not_move_a_document(params, left):
     assert np.isfinite(np.asarray(run_forward(params, tokens, positions, segments))).all()
 
 
-def test_prefill_and_decode_equal_the_full_forward(params):
-    # Two slots at different lengths; slot 0 holds tokens[:5], slot 1 tokens[:3]; the rest is decoded one by one.
+def test_prefill_in_chunks_and_decode_equal_the_full_forward(params):
+    # Two slots: 6 tokens prefilled in chunks of 3, of which slot 1 holds 4; the rest is decoded one by one.
     tokens = np.array([3, 1, 4, 1, 5, 9, 2, 6])
     full = hidden(params, [tokens])
     cache = empty_cache(layers=2, slots=2, length=T, kv_heads=2, head_dim=8, dtype=jnp.float32)
-    k, v = cache.k, cache.v
-    for slot, length in enumerate((5, 3)):
-        row = np.zeros((1, T), np.int32)
-        row[0, :length] = tokens[:length]
-        segments = (np.arange(T) < length).astype(np.int32)[None]
-        states, (k_new, v_new) = forward_with_kv(CONFIG, params, row, np.arange(T, dtype=np.int32)[None], segments)
-        np.testing.assert_allclose(states[0, :length], full[:length], atol=1e-5)
-        k, v = k.at[:, slot].set(k_new[:, 0]), v.at[:, slot].set(v_new[:, 0])
-    cache = cache.replace(k=k, v=v)
+    prefill = jax.jit(lambda p, t, start, c: extend(CONFIG, p, t, start, c))
+    rows = np.stack([tokens[:6], np.append(tokens[:4], [7, 7])])
+    for start in (0, 3):
+        states, cache = prefill(params, rows[:, start : start + 3], np.int32(start), cache)
+        np.testing.assert_allclose(states[0], full[start : start + 3], atol=1e-5)
+        known = max(0, min(3, 4 - start))
+        np.testing.assert_allclose(states[1, :known], full[start : start + known], atol=1e-5)
     step = jax.jit(lambda p, t, pos, c: decode(CONFIG, p, t, pos, c))
-    for offset in range(3):
-        positions = np.array([5 + offset, 3 + offset], np.int32)
+    for offset in range(2):
+        positions = np.array([6 + offset, 4 + offset], np.int32)
         states, cache = step(params, tokens[positions], positions, cache)
         np.testing.assert_allclose(states, full[positions], atol=1e-5)
+
+
+def test_an_int8_cache_and_int8_weights_stay_within_their_rounding():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 3, 2, 8)).astype(np.float32) * 10)  # [S T K C]
+    x = x.at[0, 0].set(0.0)
+    cache = write_span(empty_cache(layers=1, slots=2, length=5, kv_heads=2, head_dim=8, dtype=jnp.int8), 0, 1, x, -x)
+    cache = write_tokens(cache, 0, jnp.array([4, 9]), x[:, 1], x[:, 2])  # slot 1's position does not exist
+    k, v = read_layer(cache, 0, jnp.float32)
+    half_step = np.abs(x).max(axis=-1, keepdims=True).swapaxes(1, 2) / 254 + 1e-6
+    assert (np.abs(k[:, :, 1:4] - x.swapaxes(1, 2)) <= half_step).all()
+    assert (np.abs(v[:, :, 1:4] + x.swapaxes(1, 2)) <= half_step).all()
+    assert np.abs(k[0, :, 4] - x[0, 1]).max() <= half_step.max()
+    np.testing.assert_array_equal(k[1, :, 4], 0)
+    for names in (("embed", "heads", "head_dim"), ("heads", "head_dim", "embed"), ("mlp", "embed")):
+        weight = jnp.asarray(rng.normal(size=(6, 4, 5)[: len(names)]).astype(np.float32))
+        encoded = quantise(weight, names)
+        summed = input_axes(names)
+        assert encoded.scale.shape == tuple(1 if axis in summed else n for axis, n in enumerate(weight.shape))
+        back = dequantise({"w": encoded, "norm": weight[0]}, jnp.float32)
+        assert (np.abs(back["w"] - weight) <= np.abs(weight).max(axis=summed, keepdims=True) / 254 + 1e-6).all()
+        np.testing.assert_array_equal(back["norm"], weight[0])
 
 
 def test_remat_changes_nothing(params):

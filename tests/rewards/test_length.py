@@ -29,7 +29,7 @@ def reward_of(text, *, only_correct=False, finish="stop"):
 
     environment = SingleTurn(decode=lambda ids: "".join(map(chr, ids)), score=score, penalty=penalty)
     ids = np.array([*map(ord, text), *([0] if finish == "stop" else [])], np.int32)
-    completion = Completion(ids, np.zeros(len(ids)), np.zeros(len(ids), np.int32), finish)
+    completion = Completion(ids, np.zeros(len(ids)), np.zeros(len(ids), np.int32), np.zeros(len(ids), bool), finish)
     return environment.episode(PromptTask("t", ids[:1], "", text.strip("x")), completion).reward
 
 

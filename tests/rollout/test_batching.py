@@ -22,7 +22,9 @@ def group(group_id, rewards, lengths, *, failed=(), truncated=()):
 
     for i, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         tokens = 10 * i + 1 + np.arange(length, dtype=np.int32)
-        completion = Completion(tokens, -0.1 * np.arange(1, length + 1), np.zeros(length, np.int32), finish(i))
+        completion = Completion(
+            tokens, -0.1 * np.arange(1, length + 1), np.zeros(length, np.int32), np.zeros(length, bool), finish(i)
+        )
         reason = "judge broke" if i in failed else None
         episodes.append(Episode(completion, np.ones(length, bool), Reward(reward, {"correct": reward > 0}, reason)))
     return EpisodeGroup(group_id, task, tuple(episodes))

@@ -13,7 +13,7 @@ from jaxrl_llm.data.prompts import PromptStream, fingerprint
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.lag import LagSlots
 from jaxrl_llm.rollout.worker import RolloutWorker
-from jaxrl_llm.types import Completion, Episode, PolicyWeights, PromptTask, Reward
+from jaxrl_llm.types import Completion, Episode, PolicyWeights, PromptTask, Reward, Sampling
 from jaxrl_llm.weights import WeightBoard, digest
 
 P, G = 2, 3
@@ -35,13 +35,17 @@ class ScriptedScheduler:
         self.queue += ids
         return ids
 
-    def step(self):
+    def step(self, between=None):
+        if between is not None:
+            between()
         if self.break_at is not None and len(self.submitted) >= self.break_at:
             raise FloatingPointError("device on fire")
+        if not self.queue:
+            return []
         request = self.queue.pop()
         tokens = np.array([self.submitted[request].sibling], np.int32)
         versions = np.array([self.version], np.int32)
-        return [(request, Completion(tokens, np.array([-0.5], np.float32), versions, "stop"))]
+        return [(request, Completion(tokens, np.array([-0.5], np.float32), versions, np.zeros(1, bool), "stop"))]
 
     def swap(self, params, version):
         assert version > self.version
@@ -77,8 +81,7 @@ def make(*, max_lag, n=20, scheduler=None, retire_at=None, restore=None, concurr
         group_size=G,
         concurrency=concurrency,
         max_ready=max_ready,
-        max_new_tokens=4,
-        temperature=1.0,
+        sampling=Sampling(4),
         seed=5,
     )
     return worker, board, slots, issuer, scheduler

@@ -11,7 +11,7 @@ from jaxrl_llm.models.kv_cache import empty_cache
 from jaxrl_llm.models.transformer import abstract_params, decode, forward, head_weight
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.scheduler import Scheduler
-from jaxrl_llm.types import SampleRequest
+from jaxrl_llm.types import SampleRequest, Sampling
 
 # 20 tokens divide over two devices and are no multiple of the sampling block's width (8).
 CONFIG = ModelConfig(
@@ -42,8 +42,8 @@ def make_engine(config=CONFIG, *, slots=4, decode_steps=3, axes=None, **changes)
     return PolicyEngine(config, mesh=mesh, slots=slots, decode_steps=decode_steps, **settings)
 
 
-def request(prompt, *, new=NEW, temperature=1.0, seed=0, stream=0, sibling=0):
-    return SampleRequest(np.asarray(prompt, np.int32), new, temperature, seed, stream, sibling)
+def request(prompt, *, new=NEW, temperature=1.0, seed=0, stream=0, sibling=0, **how):
+    return SampleRequest(np.asarray(prompt, np.int32), Sampling(new, temperature, **how), seed, stream, sibling)
 
 
 def make_requests(count, *, seed=0, temperatures=(0.5, 1.0, 2.0), siblings=2):
@@ -102,7 +102,7 @@ class Trainer:
         temperatures = np.ones(self.ROWS, np.float32)
         for i, (r, c) in enumerate(zip(asked, completions, strict=True)):
             row = np.concatenate([r.tokens_T, c.tokens_T])
-            tokens[i, : len(row)], lengths[i], temperatures[i] = row, len(row), r.temperature or 1.0
+            tokens[i, : len(row)], lengths[i], temperatures[i] = row, len(row), r.sampling.temperature or 1.0
         logprobs, greedy = map(np.asarray, self._view(params, tokens, lengths, temperatures))
         views = []
         for i, (r, c) in enumerate(zip(asked, completions, strict=True)):
@@ -141,5 +141,7 @@ class MixedReference:
             at = np.array([i], np.int32)
             logits, cache = self._step(params_of[version], np.array([token], np.int32), at, cache)
             if made >= 0:
-                logprobs.append(jax.nn.log_softmax(logits / asked.temperature)[completion.tokens_T[made]])
+                logprobs.append(
+                    jax.nn.log_softmax(logits / (asked.sampling.temperature or 1.0))[completion.tokens_T[made]]
+                )
         return np.array(logprobs)

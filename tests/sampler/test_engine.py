@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from sampler_reference import CONFIG, EOS, NEW, PROMPT, make_engine, request, run
 
-from jaxrl_llm.sampler.engine import SlotSampling
 from jaxrl_llm.sampler.jetstream import Engine, ResultTokens
 from jaxrl_llm.sampler.sampling import request_keys, sample, token_keys
 from jaxrl_llm.sampler.scheduler import Scheduler
@@ -14,12 +13,11 @@ from jaxrl_llm.types import UserError
 def test_the_jetstream_calls_give_what_the_scheduler_gives(engine, params):
     asked = [request([3, 4, 5], temperature=0.9, seed=2, stream=7, sibling=s) for s in range(3)]
     expected = run(Scheduler(engine, params), asked)
-    samplings = [SlotSampling(NEW, 0.9, 2, 7, s) for s in range(3)]
     loaded, state = engine.load_params(params), engine.init_decode_state()
     padded = np.array([3, 4, 5, 9, 9, 9], np.int32)
-    prefix, first = engine.prefill(params=loaded, padded_tokens=padded, true_length=3, sampling=samplings[0])
-    state = engine.insert(prefix, state, slot=2, sampling=samplings[0])
-    state = engine.bulk_insert(prefix, state, [0, 3], samplings[1:])
+    prefix, first = engine.prefill(params=loaded, padded_tokens=padded, true_length=3, request=asked[0])
+    state = engine.insert(prefix, state, slot=2, request=asked[0])
+    state = engine.bulk_insert(prefix, state, [0, 3], asked[1:])
     tokens = {slot: [] for slot in (2, 0, 3)}
     tokens[2] += np.asarray(first.get_result_at_slot(0).tokens).ravel().tolist()
     for slot, other in ((0, 1), (3, 2)):
@@ -47,7 +45,8 @@ def test_a_token_is_drawn_with_the_key_of_its_request_and_position(engine, param
     keys = request_keys(np.ones_like(streams), streams, np.full_like(streams, 2))
     for n in range(NEW):
         logits, temperatures = np.zeros((8, CONFIG.vocab_size), np.float32), np.ones(8, np.float32)
-        tokens, logprobs = sample(logits, temperatures, token_keys(keys, np.full(8, n)))
+        tokens, softmax = sample(logits, temperatures, token_keys(keys, np.full(8, n)))
+        logprobs = softmax.logprob(logits, tokens)
         for completion, token, logprob in zip(completions, tokens, logprobs, strict=True):
             if n < len(completion.tokens_T):
                 assert completion.tokens_T[n] == token
@@ -140,17 +139,17 @@ def test_only_the_slots_named_are_written(engine, params):
     state = state.replace(cache=jax.tree.map(lambda x: x + 7, state.cache))
     before = np.asarray(state.cache.k)
     prompts = [np.array([3, 4]), np.array([5, 6, 7])]
-    prefix = engine.prefill_many(loaded, prompts, engine.device_version(3), rows=engine.slots)
-    state = engine.insert_many(prefix, state, [(3, 1, SlotSampling(4)), (1, 0, SlotSampling(1))])
+    prefix = engine.prefill_many(loaded, prompts, engine.device_version(3))
+    state = engine.insert_many(prefix, state, [(3, 1, request([5], new=4)), (1, 0, request([5], new=1))])
     after = np.asarray(state.cache.k)
     np.testing.assert_array_equal(after[:, [0, 2]], before[:, [0, 2]])
-    np.testing.assert_array_equal(after[:, 3, :3], np.asarray(prefix.k)[:, 1, :3])
-    np.testing.assert_array_equal(after[:, 1, :2], np.asarray(prefix.k)[:, 0, :2])
-    np.testing.assert_array_equal(after[:, :, PROMPT:], before[:, :, PROMPT:])
-    assert np.asarray(state.fresh_S).tolist() == [False, True, False, True]
-    assert not state.active_S[1]  # its limit is its first token
-    assert state.active_S[3] == (state.tokens_S[3] != EOS)
-    assert np.asarray(state.first_versions_S).tolist() == [0, 3, 0, 3]
+    np.testing.assert_array_equal(after[:, 3, :, :3], np.asarray(prefix.cache.k)[:, 1, :, :3])
+    np.testing.assert_array_equal(after[:, 1, :, :2], np.asarray(prefix.cache.k)[:, 0, :, :2])
+    np.testing.assert_array_equal(after[:, :, :, PROMPT:], before[:, :, :, PROMPT:])
+    assert np.asarray(state.first.flags).tolist() == [0, 1, 0, 1]
+    assert not state.slots.active[1]  # its limit is its first token
+    assert state.slots.active[3] == (state.slots.tokens[3] != EOS)
+    assert np.asarray(state.first.versions).tolist() == [0, 3, 0, 3]
     state = engine.free_resource(state, [3])
-    assert np.asarray(state.fresh_S).tolist() == [False, True, False, False]
-    assert not state.active_S[3]
+    assert np.asarray(state.first.flags).tolist() == [0, 1, 0, 0]
+    assert not state.slots.active[3]

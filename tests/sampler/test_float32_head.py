@@ -14,10 +14,10 @@ def test_the_samplers_head_is_float32_at_the_highest_precision_whatever_its_dtyp
     engine = make_engine(config, dtype="bfloat16")
     params, state = engine.load_params(make_params(config, 3)), engine.init_decode_state()
     if stage == "decode":
-        text = engine._generate_jit.lower(params, state).as_text()
+        text = engine._generate_jit.lower(params, state, np.int32(5)).as_text()
     else:
-        prompts = (np.zeros((1, PROMPT), np.int32), np.ones(1, np.int32), np.int32(1))
-        text = engine._prefill_jit.lower(params, *prompts, engine.device_version(0), rows=1).as_text()
+        prompts = (np.zeros((4, PROMPT), np.int32), np.ones(4, np.int32), np.int32(1))
+        text = engine._prefill_jit.lower(params, *prompts, engine.device_version(0)).as_text()
     dots = [line for line in text.splitlines() if "dot_general" in line]
     head = [line for line in dots if re.search(r"tensor<\d+x20xf32>$", line.strip().split(" loc(")[0])]
     assert head

@@ -5,6 +5,7 @@ import numpy as np
 from sampler_reference import (
     CONFIG,
     EOS,
+    LENGTH,
     NEW,
     TIED,
     Trainer,
@@ -73,8 +74,8 @@ def test_end_of_sequence_is_part_of_a_stopped_completion_only(engine, params):
     for r, c in zip(asked, completions, strict=True):
         assert (c.tokens_T == EOS).sum() == (c.finish == "stop")
         assert (c.tokens_T[-1] == EOS) == (c.finish == "stop")
-        assert c.finish == "stop" or len(c.tokens_T) == r.max_new_tokens
-        assert 1 <= len(c.tokens_T) <= r.max_new_tokens
+        assert c.finish == "stop" or len(c.tokens_T) == r.sampling.max_new_tokens
+        assert 1 <= len(c.tokens_T) <= r.sampling.max_new_tokens
     assert {c.finish for c in completions} == {"stop", "length"}
 
 
@@ -124,6 +125,6 @@ def test_meshes_and_stacked_weights_change_nothing(engine, params):
         assert_same(run(Scheduler(sharded, params), asked), expected)
         state = sharded.init_decode_state()
         local = state.cache.k.addressable_shards[0].data.shape
-        assert local == (CONFIG.layers, 2, 14, CONFIG.kv_heads // axes["tensor"], CONFIG.head_dim)
+        assert local == (CONFIG.layers, 2, CONFIG.kv_heads // axes["tensor"], LENGTH, CONFIG.head_dim)
         assert len(state.cache.k.sharding.device_set) == axes["data"] * axes["tensor"]
     assert jax.device_count() == 8

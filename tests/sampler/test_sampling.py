@@ -14,7 +14,10 @@ def keys_for(count, *, seed=0):
     return request_keys(seeds, jnp.arange(count, dtype=jnp.uint32), jnp.zeros(count, jnp.uint32))
 
 
-draw = jax.jit(sample)
+@jax.jit
+def draw(logits, temperatures, keys):
+    tokens, softmax = sample(logits, temperatures, keys)
+    return tokens, softmax.logprob(logits, tokens)
 
 
 def softmax(logits, temperature):
@@ -50,7 +53,7 @@ def test_draws_at_a_real_vocabulary_follow_the_softmax_of_ranges():
     logits = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     logits[517] = 6.0
     rows = jnp.broadcast_to(logits, (2000, 1000))
-    tokens, _ = jax.jit(sample)(rows, jnp.ones(2000), keys_for(2000, seed=7))
+    tokens, _ = draw(rows, jnp.ones(2000), keys_for(2000, seed=7))
     edges = [0, 100, 333, 517, 518, 700, 1000]
     probabilities = np.add.reduceat(softmax(logits, 1.0), edges[:-1])
     counts, _ = np.histogram(tokens, edges)

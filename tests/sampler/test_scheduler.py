@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_reference import CONFIG, EOS, NEW, PROMPT, assert_same, make_engine, make_requests, request, run
 
-from jaxrl_llm.sampler.engine import SlotSampling
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.types import UserError
 
@@ -104,15 +103,15 @@ def test_statistics_count_what_happened(engine, params):
 def test_a_dispatch_ends_with_the_last_active_slot(engine, params):
     # A decode step writes into every slot's cache, active or not; untouched positions show that none was taken.
     loaded, state = engine.load_params(params), engine.init_decode_state()
-    state = state.replace(positions_S=state.positions_S + 9)
+    state = state.replace(slots=state.slots.replace(positions=state.slots.positions + 9))
     state, result = engine.generate(loaded, state)
     assert not np.asarray(state.cache.k).any()
     assert not result.columns()[1].any()
-    prefix = engine.prefill_many(loaded, [np.array([3, 4])], engine.device_version(0), rows=engine.slots)
-    state = engine.insert(prefix, state, 2, SlotSampling(max_new_tokens=2))  # one decode step of three
+    prefix = engine.prefill_many(loaded, [np.array([3, 4])], engine.device_version(0))
+    state = engine.insert(prefix, state, 2, request([3, 4], new=2, temperature=0.0))  # one decode step of three
     state, result = engine.generate(loaded, state)
     assert result.columns()[1].sum() == 2
-    idle_slot = np.asarray(state.cache.k)[:, 0, :, 0, 0]
+    idle_slot = np.asarray(state.cache.k)[:, 0, 0, :, 0]
     assert np.flatnonzero(idle_slot.any(axis=0)).tolist() == [9]
 
 
@@ -237,7 +236,7 @@ def test_every_request_comes_back_once_whatever_happens(engine, params, other_pa
     for i, completion in done.items():
         assert (completion.finish == "aborted") == (i in aborted)
         count = len(completion.tokens_T)
-        assert count <= asked[i].max_new_tokens
+        assert count <= asked[i].sampling.max_new_tokens
         assert (count and completion.tokens_T[-1] == EOS) == (completion.finish == "stop")
         assert (completion.logprobs_T <= 0).all()
         assert (np.diff(completion.versions_T) >= 0).all()

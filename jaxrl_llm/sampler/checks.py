@@ -1,0 +1,92 @@
+"""What the sampler refuses, each with the value and the way out."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_llm.sampler.engine import PolicyEngine
+from jaxrl_llm.sampler.slots import BANNED_IDS, STOP_IDS
+from jaxrl_llm.types import SampleRequest, Sampling, UserError
+
+_UINT32 = 2**32
+
+
+def check_prompt(engine: PolicyEngine, prompt: np.ndarray) -> np.ndarray:
+    """The prompt as int32 [T]. Raises UserError if the engine cannot take it."""
+    tokens, vocab = np.asarray(prompt), engine.model.vocab_size
+    if tokens.ndim != 1 or not (np.issubdtype(tokens.dtype, np.integer) or not tokens.size):
+        raise UserError(f"a prompt must be a flat array of integer ids, not {tokens.dtype} {tokens.shape}")
+    if not 1 <= len(tokens) <= engine.max_prompt_tokens:
+        raise UserError(
+            f"a prompt has {len(tokens)} tokens; the sampler takes 1 to {engine.max_prompt_tokens} "
+            f"(rollout.max_prompt_tokens)"
+        )
+    if tokens.min() < 0 or tokens.max() >= vocab:
+        bad = tokens[(tokens < 0) | (tokens >= vocab)][0]
+        raise UserError(f"a prompt holds the id {bad}, outside the vocabulary of {vocab} tokens")
+    return tokens.astype(np.int32)
+
+
+def check_key(request: SampleRequest) -> None:
+    """Raises UserError on a number that is no part of a random key."""
+    for name in ("seed", "stream", "sibling"):
+        if not 0 <= getattr(request, name) < _UINT32:
+            raise UserError(f"{name} is {getattr(request, name)}; it must be in 0 ... 2**32 - 1")
+
+
+def check_sampling(engine: PolicyEngine, how: Sampling, *, has_text: bool) -> None:
+    """Raises UserError on a value that means nothing, or that does not fit a slot. `has_text`: ids can be decoded."""
+    vocab, room = engine.model.vocab_size, engine.max_new_tokens
+    if not 1 <= how.max_new_tokens <= room:
+        raise UserError(
+            f"max_new_tokens is {how.max_new_tokens}; the sampler's slots hold 1 to {room} (rollout.max_new_tokens)"
+        )
+    # Below this, logits divided by the temperature may overflow float32.
+    if how.temperature != 0 and not 1e-6 <= how.temperature < math.inf:
+        raise UserError(f"temperature is {how.temperature}; use 0 (greedy) or a finite number from 1e-6 on")
+    if not 0 <= how.top_k < 2**31:
+        raise UserError(f"top_k is {how.top_k}; use a number of tokens, or 0 for all of them")
+    if not 0 < how.top_p <= 1:
+        raise UserError(f"top_p is {how.top_p}; use a share of the probability above 0 and up to 1 (off)")
+    if not 0 <= how.min_p <= 1:
+        raise UserError(f"min_p is {how.min_p}; use a share of the likeliest token's probability, 0 (off) to 1")
+    if not 0 <= how.min_new_tokens <= how.max_new_tokens:
+        raise UserError(f"min_new_tokens is {how.min_new_tokens}; use 0 to max_new_tokens = {how.max_new_tokens}")
+    if not 0 <= how.repetition_limit < 2**31:
+        raise UserError(f"repetition_limit is {how.repetition_limit}; use a number of tokens, or 0 for never")
+    _check_ids("stop_ids", how.stop_ids, STOP_IDS - 1, vocab)
+    _check_ids("banned_ids", how.banned_ids, BANNED_IDS, vocab)
+    if len({*how.banned_ids, *how.stop_ids, engine.eos_id}) >= vocab:
+        raise UserError(f"banned_ids and stop_ids leave no token of the vocabulary of {vocab}; ban fewer")
+    if how.stop_strings and not has_text:
+        raise UserError("stop_strings are given, but this sampler has no tokenizer to find them with; use stop_ids")
+    if "" in how.stop_strings:
+        raise UserError("stop_strings holds the empty string, which every text contains; leave it out")
+    _check_thinking(engine, how)
+
+
+def _check_ids(name: str, ids: Sequence[int], most: int, vocab: int) -> None:
+    if len(ids) > most:
+        raise UserError(f"{name} holds {len(ids)} ids; a slot has room for {most}")
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise UserError(f"{name} holds the id {token}, outside the vocabulary of {vocab} tokens")
+
+
+def _check_thinking(engine: PolicyEngine, how: Sampling) -> None:
+    budget = how.thinking
+    if budget is None:
+        return
+    if engine.interruption is None:
+        raise UserError("a thinking budget is given, but this sampler has no interruption phrase")
+    if not 1 <= budget.lowest <= budget.highest:
+        raise UserError(f"thinking budget {budget.lowest} ... {budget.highest} is no range; use 1 <= lowest <= highest")
+    if budget.answer_tokens < 1:
+        raise UserError(f"the answer budget is {budget.answer_tokens} tokens; use at least 1")
+    phrase = len(engine.interruption.phrase)
+    if (needed := budget.highest + phrase + budget.answer_tokens) > how.max_new_tokens:
+        raise UserError(
+            f"thinking up to {budget.highest} + phrase {phrase} + answer {budget.answer_tokens} = {needed} tokens "
+            f"exceed max_new_tokens = {how.max_new_tokens}"
+        )

@@ -1,0 +1,96 @@
+"""The engine's own copy of a policy's weights: checked, placed, cast, cut up or quantised."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_llm import sharding
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.models.quantised import Int8Weight, input_axes, quantise
+from jaxrl_llm.models.transformer import abstract_params, logical_axes
+from jaxrl_llm.types import Params, UserError
+
+
+class WeightLoader:
+    """Copies weights of `model` to `mesh` in `dtype`.
+
+    With `unstack` each layer's weights get buffers of their own (a tuple of layers instead of a stack). With `int8` the
+    layers' matrices are quantised; embedding, head and norms never are.
+    """
+
+    def __init__(self, model: ModelConfig, mesh: Mesh, *, dtype: Any, int8: bool, unstack: bool):
+        self._dtype, self._int8, self._unstack, self._layers = jnp.dtype(dtype), int8, unstack, model.layers
+        self._abstract, axes = abstract_params(model), logical_axes(model)
+        self._shardings = sharding.param_shardings(mesh, axes, self._abstract)
+        self._layer_axes = {name: names[1:] for name, names in axes["layers"].items()}
+        stacked = {name: self._copied(s, axes["layers"][name][1:], 1) for name, s in self._shardings["layers"].items()}
+        one = {
+            # Layers stay whole on their stacking axis, so one layer's partition is the rest of the stack's.
+            name: self._copied(NamedSharding(mesh, PartitionSpec(*s.spec[1:])), self._layer_axes[name], 0)
+            for name, s in self._shardings["layers"].items()
+        }
+        top = {name: s for name, s in self._shardings.items() if name != "layers"}
+        self._top_jits = {name: jax.jit(self._cast, out_shardings=s) for name, s in top.items()}
+        self._stack_jit = jax.jit(jax.vmap(self._layer), out_shardings=stacked)
+        self._layer_jit = jax.jit(self._one_layer, out_shardings=one)
+
+    def load(self, params: Params) -> Params:
+        """The copy; it never shares a buffer with `params`, which may live anywhere in this process and be donated as
+        soon as the result is ready. A pure function: any thread may call it while another one decodes.
+
+        Raises UserError naming the first leaf that is missing, unknown or of another shape.
+        """
+        self._check(params)
+        # device_put shares buffers where it can, even with may_alias=False (a replicated array and one of its
+        # shards); the trainer donates its buffers, so the copy is made by a program.
+        placed = jax.device_put(params, self._shardings)
+        copied = {name: copy(placed[name]) for name, copy in self._top_jits.items()}
+        if self._unstack:
+            # One small program, dispatched per layer: a single one of so many outputs takes seconds to compile.
+            layers = tuple(self._layer_jit(placed["layers"], np.int32(i)) for i in range(self._layers))
+        else:
+            layers = self._stack_jit(placed["layers"])
+        return {**copied, "layers": layers}
+
+    def _check(self, params: Params) -> None:
+        wanted, given = _leaves(self._abstract), _leaves(params)
+        if missing := sorted(set(wanted) - set(given)):
+            raise UserError(f"weights lack the leaf {missing[0]} (and {len(missing) - 1} more) of this model")
+        if unknown := sorted(set(given) - set(wanted)):
+            raise UserError(f"weights have a leaf {unknown[0]} (and {len(unknown) - 1} more) that this model has not")
+        for name, leaf in wanted.items():
+            if given[name].shape != leaf.shape:
+                raise UserError(f"weights leaf {name} has shape {given[name].shape}; this model needs {leaf.shape}")
+
+    def _quantised(self, names: tuple[str, ...]) -> bool:
+        return self._int8 and len(names) > 1
+
+    def _copied(self, place: NamedSharding, names: tuple[str, ...], leading: int) -> Any:
+        """Where the copy of a layer's leaf lives; a scale is whole along the axes that its matrix sums over."""
+        if not self._quantised(names):
+            return place
+        spec = [*place.spec, *[None] * (leading + len(names) - len(place.spec))]
+        for axis in input_axes(names):
+            spec[leading + axis] = None
+        places: Any = place, NamedSharding(place.mesh, PartitionSpec(*spec))
+        return Int8Weight(*places)
+
+    def _cast(self, x: Array) -> Array:
+        return jnp.array(x, self._dtype, copy=True)
+
+    def _layer(self, layer: Params) -> Params:
+        axes = self._layer_axes
+        return {n: quantise(x, axes[n]) if self._quantised(axes[n]) else self._cast(x) for n, x in layer.items()}
+
+    def _one_layer(self, stacked: Params, index: Array) -> Params:
+        return self._layer(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), stacked))
+
+
+def _leaves(tree: Params) -> dict[str, Any]:
+    keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
