@@ -226,6 +226,19 @@ class PolicyEngine(Engine):
         """A version number where decode states and prefixes keep it: an array, so that a new one compiles nothing."""
         return jax.device_put(np.int32(version), self._whole)
 
+    def warm_up(self, params: Params) -> None:
+        """Compile every program of this engine (weights from `load_params`); nothing compiles later."""
+        version, state = self.device_version(0), self.init_decode_state()
+        prefixes = [self.prefill_many(params, [np.zeros(bucket, np.int32)], version) for bucket in self.buckets]
+        if self.max_prompt_tokens > self.prefill_chunk:
+            prompt = np.zeros(self.prefill_chunk, np.int32)
+            prefixes.append(self.extend_prefill(params, self.begin_prefill(version), prompt, 0))
+        for prefix in prefixes:
+            state = self.insert(prefix, state, 0)
+        state = self.recompute(params, state, {0: np.zeros(2, np.int32)})
+        state, _ = self.generate(params, state)
+        jax.block_until_ready(self.free_resource(state, [0]))
+
     # Prompts.
 
     def bucket(self, length: int) -> int:

@@ -20,6 +20,10 @@ CONFIG = ModelConfig(
 TIED = CONFIG.model_copy(update={"tie_embeddings": True})
 EOS, PROMPT, NEW = 1, 6, 8
 LENGTH = PROMPT + NEW
+# Room for thinking, and for prompts of two buckets and of more than one chunk.
+LONG = CONFIG.model_copy(update={"max_context": 64})
+LONG_PROMPT, LONG_NEW = 22, 40
+PHRASE, MARK = (7, 8, 9), (4, 5)
 
 
 def make_params(config, seed):
@@ -80,16 +84,18 @@ class Trainer:
 
     ROWS = 32
 
-    def __init__(self, config):
+    def __init__(self, config, length=LENGTH):
+        self._length = length
+
         def view(params, tokens_BT, lengths_B, temperature_B):
-            positions = jnp.broadcast_to(jnp.arange(LENGTH, dtype=jnp.int32), tokens_BT.shape)
+            positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens_BT.shape)
             segments = (positions < lengths_B[:, None]).astype(jnp.int32)
             hidden = forward(config, params, tokens_BT, positions, segments)
 
             def row(xs):
                 hidden_TD, tokens_T, temperature = xs
                 head, targets = head_weight(params), jnp.concatenate([tokens_T[1:], tokens_T[:1]])
-                logp, _ = token_logprobs(hidden_TD, head, targets, temperature=temperature, chunk=LENGTH)
+                logp, _ = token_logprobs(hidden_TD, head, targets, temperature=temperature, chunk=length)
                 return logp, jnp.argmax(project_f32(hidden_TD, head), axis=-1)
 
             return jax.lax.map(row, (hidden, tokens_BT, temperature_B))
@@ -98,7 +104,7 @@ class Trainer:
 
     def __call__(self, params, asked, completions):
         """Per request: log-probabilities of its completion's tokens, and the greedy choice at each of them."""
-        tokens, lengths = np.zeros((self.ROWS, LENGTH), np.int32), np.zeros(self.ROWS, np.int32)
+        tokens, lengths = np.zeros((self.ROWS, self._length), np.int32), np.zeros(self.ROWS, np.int32)
         temperatures = np.ones(self.ROWS, np.float32)
         for i, (r, c) in enumerate(zip(asked, completions, strict=True)):
             row = np.concatenate([r.tokens_T, c.tokens_T])

@@ -117,12 +117,14 @@ def test_nothing_prefilled_by_old_weights_serves_a_new_prompt(engine, params, ot
     assert_same(again, fresh)
 
 
-def test_meshes_and_stacked_weights_change_nothing(engine, params):
-    asked = make_requests(16)
-    expected = run(Scheduler(engine, params), asked)
-    for axes, unstack in (({"data": 2, "tensor": 1}, False), ({"data": 2, "tensor": 2}, True)):
-        sharded = make_engine(axes=axes, unstack=unstack)
-        assert_same(run(Scheduler(sharded, params), asked), expected)
+def test_meshes_and_stacked_weights_change_nothing(trainer, params):
+    asked = make_requests(24) + [request([3, 4], top_p=0.7, temperature=1.5, stream=s) for s in range(8)]
+    for axes, unstack, config in (({"data": 2, "tensor": 1}, False, CONFIG), ({"data": 2, "tensor": 2}, True, TIED)):
+        sharded = make_engine(config, axes=axes, unstack=unstack)
+        weights = params if config is CONFIG else make_params(TIED, 3)
+        completions = run(Scheduler(sharded, weights), asked)
+        view = trainer if config is CONFIG else Trainer(TIED)
+        assert_parity(view(weights, asked, completions), completions)
         state = sharded.init_decode_state()
         local = state.cache.k.addressable_shards[0].data.shape
         assert local == (CONFIG.layers, 2, CONFIG.kv_heads // axes["tensor"], LENGTH, CONFIG.head_dim)

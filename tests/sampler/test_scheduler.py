@@ -1,5 +1,9 @@
 """Requests in, completions out: what a request gets never depends on who stands beside it."""
 
+import os
+import time
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ from hypothesis import strategies as st
 from sampler_reference import CONFIG, EOS, NEW, PROMPT, assert_same, make_engine, make_requests, request, run
 
 from jaxrl_llm.sampler.scheduler import Scheduler
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import QueueFullError, ThinkingBudget, UserError
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +193,88 @@ def test_weights_that_are_not_finite_are_noticed(engine, params):
     scheduler.submit([request([5])])
     with pytest.raises(FloatingPointError, match="not finite with weights 0"):
         scheduler.drain()
+
+
+def test_a_thousand_mixed_requests_and_twenty_swaps_compile_nothing(long_engine, params, compilations):
+    rng = np.random.default_rng(0)
+    options = [
+        {},
+        {"temperature": 0.0},
+        {"top_p": 0.7},
+        {"top_k": 3, "min_p": 0.1},
+        {"banned_ids": (2,), "stop_ids": (4,)},
+    ]
+    options += [{"thinking": ThinkingBudget(2, 4, 3)}, {"repetition_limit": 3, "min_new_tokens": 2}]
+
+    def some(count):
+        return [
+            request(rng.integers(0, 20, rng.integers(1, 23)), new=int(rng.integers(10, 15)), stream=i, **options[i % 7])
+            for i in range(count)
+        ]
+
+    scheduler = Scheduler(long_engine, params, version=0)
+    long_engine.warm_up(long_engine.load_params(params))
+    before = compilations()
+    for version in range(1, 21):
+        ids = scheduler.submit(some(50))
+        done = scheduler.step()
+        scheduler.abort(ids[3:5])
+        scheduler.update_weights(jax.tree.map(np.asarray, params), version)
+        assert sorted(i for i, _ in done + scheduler.drain()) == ids
+    assert compilations() == before
+    assert scheduler.statistics.requests_submitted == 1000
+
+
+@pytest.mark.slow
+def test_soak(long_engine, params, other_params):
+    """Half an hour (SOAK_MINUTES) of anything in any order: every request comes back once, and memory stays flat."""
+    minutes = float(os.environ.get("SOAK_MINUTES", "30"))
+    rng = np.random.default_rng(0)
+    loaded = [long_engine.load_params(params), long_engine.load_params(other_params)]
+    scheduler = Scheduler(long_engine, params, max_queue=200)
+    open_ids, submitted, returned, version, refused = set(), 0, 0, 0, 0
+    started, sizes = time.monotonic(), []
+
+    def collect(finished):
+        nonlocal returned
+        for i, completion in finished:
+            open_ids.remove(i)
+            returned += 1
+            assert len(completion.tokens_T) == len(completion.logprobs_T) == len(completion.forced_T)
+
+    while (elapsed := time.monotonic() - started) < 60 * minutes:
+        action = rng.choice(
+            ["submit", "step", "abort", "swap", "drain", "pause"], p=[0.25, 0.6, 0.07, 0.05, 0.01, 0.02]
+        )
+        if action == "submit":
+            how = [{}, {"top_p": 0.8}, {"thinking": ThinkingBudget(3, 9, 4)}, {"temperature": 0.0}][rng.integers(4)]
+            prompt = rng.integers(0, 20, rng.integers(1, 23))
+            asked = [request(prompt, new=20, stream=submitted, sibling=s, **how) for s in range(rng.integers(1, 9))]
+            try:
+                open_ids |= set(scheduler.submit(asked))
+                submitted += len(asked)
+            except QueueFullError:
+                refused += 1
+        elif action == "step":
+            collect(scheduler.step())
+        elif action == "abort" and open_ids:
+            scheduler.abort(rng.choice(sorted(open_ids), 2).tolist())
+        elif action == "swap":
+            version += 1
+            scheduler.swap(loaded[version % 2], version)
+        elif action == "drain":
+            collect(scheduler.drain())
+        elif action == "pause":
+            scheduler.pause()
+            collect(scheduler.step())
+            scheduler.resume()
+        if elapsed > 60 * minutes * (len(sizes) + 1) / 12:
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    collect(scheduler.drain())
+    assert not open_ids
+    assert submitted == returned
+    print(f"{submitted} requests, {version} swaps, {refused} refusals; resident MiB {[round(s) for s in sizes]}")
+    assert max(sizes[3:]) - sizes[2] < 20
 
 
 ACTIONS = st.lists(
