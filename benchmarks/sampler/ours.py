@@ -1,0 +1,103 @@
+"""Times this project's sampler: rollouts of groups, prefill alone, and the share of the machine's limit it reaches.
+
+python benchmarks/sampler/ours.py --preset d256 --slots 64
+"""
+
+import jax
+import numpy as np
+from roofline import bytes_per_second, products_seconds
+from workload import PRESETS, Work, arguments, report, timed, work_of
+
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.models.transformer import abstract_params
+from jaxrl_llm.sampler.engine import PolicyEngine
+from jaxrl_llm.sampler.scheduler import Scheduler
+from jaxrl_llm.sharding import make_mesh
+from jaxrl_llm.types import SampleRequest, Sampling
+
+
+def model_of(work: Work) -> ModelConfig:
+    shape = PRESETS[work.preset]
+    return ModelConfig(
+        layers=shape.layers,
+        d_model=shape.d_model,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        d_ff=shape.d_ff,
+        vocab_size=shape.vocab,
+        rope_theta=shape.rope_theta,
+        max_context=work.prompt_len + work.new,
+    )
+
+
+def random_params(model: ModelConfig):
+    rng = np.random.default_rng(0)
+
+    def leaf(path, abstract):
+        if "norm" in path[-1].key:
+            return np.ones(abstract.shape, np.float32)
+        return 0.02 * rng.standard_normal(abstract.shape, np.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, abstract_params(model))
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--decode-steps", type=int, default=8)
+    options = parser.parse_args()
+    work = work_of(options)
+    model = model_of(work)
+    engine = PolicyEngine(
+        model,
+        mesh=make_mesh({"data": 1, "tensor": 1}, jax.devices()[:1]),
+        slots=options.slots,
+        decode_steps=options.decode_steps,
+        max_prompt_tokens=work.prompt_len,
+        max_new_tokens=work.new,
+        eos_id=0,
+    )
+    scheduler = Scheduler(engine, random_params(model))
+    rng = np.random.default_rng(0)
+    stream = iter(range(10**9))
+
+    def run(new: int) -> int:
+        how = Sampling(new)
+        prompts = rng.integers(3, model.vocab_size, (work.prompts, work.prompt_len)).astype(np.int32)
+        asked = [
+            SampleRequest(prompt, how, stream=next(stream), sibling=s) for prompt in prompts for s in range(work.group)
+        ]
+        scheduler.submit(asked)
+        return sum(len(completion.tokens_T) for _, completion in scheduler.drain())
+
+    rollout_s = timed(lambda: run(work.new), work.repeats)
+    before = scheduler.statistics
+    made = run(work.new)
+    after = scheduler.statistics
+    prefill_s = timed(lambda: run(1), work.repeats)
+    steps = (after.slot_steps - before.slot_steps) / options.slots
+    step_s = (min(rollout_s) - min(prefill_s)) / steps
+    gap, busy = after.gap_s - before.gap_s, after.busy_s - before.busy_s
+    loaded = engine.load_params(random_params(model))
+    products_s = products_seconds(model, loaded, options.slots)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(loaded))
+    held += sum(leaf.nbytes for leaf in jax.tree.leaves(engine.init_decode_state().cache))
+    memory_s = held / bytes_per_second()
+    report(
+        "jaxrl_llm",
+        work,
+        rollout_s,
+        prefill_s,
+        slots=options.slots,
+        tokens_made=made,
+        step_ms=1e3 * step_s,
+        products_ms=1e3 * products_s,
+        memory_ms=1e3 * memory_s,
+        share_of_limit=max(products_s, memory_s) / step_s,
+        host_share=gap / (gap + busy),
+    )
+
+
+if __name__ == "__main__":
+    main()
