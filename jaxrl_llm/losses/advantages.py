@@ -4,7 +4,7 @@
 and its advantage is 0.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Baseline = Literal["none", "group_mean", "leave_one_out"]
 Normalisation = Literal["none", "prompt_std", "batch_std", "global"]
@@ -58,31 +58,39 @@ def leave_one_out(rewards_PG: Any, keep_PG: Any | None = None) -> Any:
 
 
 def normalise(
-    advantages_PG: Any, keep_PG: Any | None = None, *, kind: Normalisation = "batch_std", eps: float = EPS
+    advantages_PG: Any,
+    keep_PG: Any | None = None,
+    *,
+    kind: Normalisation = "batch_std",
+    ddof: int | None = None,
+    eps: float = EPS,
 ) -> Any:
     """Scale advantages. `keep_PG` must already exclude the groups a zero-variance filter drops.
 
     - none: as they are (Dr. GRPO)
-    - prompt_std: divided by the group's standard deviation, ddof 1 (GRPO)
-    - batch_std: divided by the standard deviation of all kept advantages, ddof 0, mean not subtracted (ScaleRL)
+    - prompt_std: divided by the group's standard deviation (GRPO)
+    - batch_std: divided by the standard deviation of all kept advantages, mean not subtracted (ScaleRL)
     - global: mean of all kept advantages subtracted, then divided by that standard deviation (REINFORCE++, Magistral)
 
+    `ddof` is what the deviation takes off its count; None is the kind's own: 1 for prompt_std, else 0.
     Raises ValueError on an unknown kind.
     """
+    if kind not in get_args(Normalisation):
+        raise ValueError(f"advantage normalisation {kind!r} is unknown; choose {', '.join(get_args(Normalisation))}")
     xp = advantages_PG.__array_namespace__()
     keep_PG = _keep(xp, advantages_PG, keep_PG)
     advantages_PG = xp.where(keep_PG, advantages_PG, 0.0)
     if kind == "none":
         return advantages_PG
-    if kind == "prompt_std":
-        count_P1 = keep_PG.sum(axis=1, keepdims=True)
-        mean_P1 = advantages_PG.sum(axis=1, keepdims=True) / xp.maximum(count_P1, 1)
-        squares_P1 = xp.where(keep_PG, (advantages_PG - mean_P1) ** 2, 0.0).sum(axis=1, keepdims=True)
-        return advantages_PG / (xp.sqrt(squares_P1 / xp.maximum(count_P1 - 1, 1)) + eps)
-    if kind not in ("batch_std", "global"):
-        raise ValueError(f"advantage normalisation {kind!r} is unknown; choose none, prompt_std, batch_std or global")
-    count = xp.maximum(keep_PG.sum(), 1)
-    mean = advantages_PG.sum() / count
-    std = xp.sqrt(xp.where(keep_PG, (advantages_PG - mean) ** 2, 0.0).sum() / count)
+    by_prompt = kind == "prompt_std"
+    ddof = int(by_prompt) if ddof is None else ddof
+
+    def total(x: Any) -> Any:
+        return x.sum(axis=1 if by_prompt else None, keepdims=True)
+
+    count = total(keep_PG)
+    mean = total(advantages_PG) / xp.maximum(count, 1)
+    squares = total(xp.where(keep_PG, (advantages_PG - mean) ** 2, 0.0))
+    std = xp.sqrt(squares / xp.maximum(count - ddof, 1))
     shift = mean if kind == "global" else 0.0
     return xp.where(keep_PG, (advantages_PG - shift) / (std + eps), 0.0)

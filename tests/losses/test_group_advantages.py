@@ -29,20 +29,32 @@ def test_worked_leave_one_out():
     np.testing.assert_allclose(leave_one_out(REWARDS), expected, atol=1e-15)
 
 
-def test_worked_batch_std_has_no_degrees_of_freedom_taken_off():
-    np.testing.assert_allclose(centre(REWARDS), CENTRED, atol=1e-16)
-    # Over all 12: .3818813079; without the constant group: .4677071733.
-    scaled = CENTRED / (0.38188130791298669 + 1e-6)
-    np.testing.assert_allclose(normalise(centre(REWARDS), kind="batch_std"), scaled, rtol=1e-12)
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-9), (np.float32, 1e-5)])
+def test_worked_batch_std(dtype, rtol):
+    """The deviation of all twelve and of the two groups that vary, with 0 and 1 taken off the count, read back from
+    the first advantage, .5."""
+    worked = {(True, 0): 0.3818813079, (True, 1): 0.3988620176, (False, 0): 0.4677071733, (False, 1): 0.5}
+    for (every, ddof), std in worked.items():
+        keep = ALL if every else VARIED
+        with jax.enable_x64(dtype is np.float64):
+            for arrays in ((REWARDS.astype(dtype), keep), (jnp.asarray(REWARDS, dtype), jnp.asarray(keep))):
+                found = normalise(centre(*arrays), arrays[1], kind="batch_std", ddof=ddof, eps=0.0)
+                np.testing.assert_allclose(0.5 / found[0, 0], std, rtol=rtol)
+                expected = np.where(keep, CENTRED, 0.0) / std
+                np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-15)
+
+
+def test_batch_std_takes_no_degree_of_freedom_off_unless_asked():
     scaled = CENTRED / (0.46770717334674267 + 1e-6)
     np.testing.assert_allclose(normalise(centre(REWARDS), VARIED, kind="batch_std"), scaled, rtol=1e-12)
-    assert abs(0.5 / normalise(centre(REWARDS), VARIED, kind="batch_std", eps=0.0)[0, 0] - 0.4677071733) < 1e-10
 
 
 def test_worked_prompt_std_takes_one_degree_of_freedom_off():
     # Rows: sqrt(1/3) and sqrt((.5625 + 3 * .0625) / 3) = .5.
     expected = CENTRED / (np.array([[np.sqrt(1 / 3)], [0.5], [0.0]]) + 1e-6)
     np.testing.assert_allclose(normalise(centre(REWARDS), kind="prompt_std"), expected, rtol=1e-12)
+    population = CENTRED / (np.array([[0.5], [np.sqrt(0.75 / 4)], [0.0]]) + 1e-6)
+    np.testing.assert_allclose(normalise(centre(REWARDS), kind="prompt_std", ddof=0), population, rtol=1e-12)
 
 
 def test_global_centres_and_scales_over_the_batch():
