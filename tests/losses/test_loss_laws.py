@@ -4,6 +4,7 @@ One jitted function holds every composition, so that a shape costs one compilati
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ COMPOSITIONS = {
 FIELDS = ("logprobs", "behavior", "old", "advantages", "reference", "entropy")
 
 
-def losses_and_gradients(arrays, token_weights, mask, segment_ids, num_segments, names=tuple(COMPOSITIONS)):
+def losses_and_gradients(arrays, token_weights, mask, segment_ids, num_segments):
     """Loss [A] and its gradients [A, B, T] with respect to logprobs and to entropy, for every composition."""
     fixed = {k: arrays[k] for k in FIELDS[1:-1]}
 
@@ -46,16 +47,17 @@ def losses_and_gradients(arrays, token_weights, mask, segment_ids, num_segments,
             j -= 0.1 * KL_ESTIMATORS[estimator](logprobs, fixed["reference"], mask)
         return -jnp.sum(token_weights * (j + entropy_bonus(entropy, mask, 0.01)))
 
-    def losses(logprobs, entropy):
-        found = jnp.stack([loss(logprobs, entropy, COMPOSITIONS[name]) for name in names])
-        return found, found
+    def total(logprobs_ABT, entropy_ABT):
+        found = [loss(*inputs) for inputs in zip(logprobs_ABT, entropy_ABT, COMPOSITIONS.values(), strict=True)]
+        return sum(found), jnp.stack(found)
 
-    gradients, found = jax.jacrev(losses, (0, 1), has_aux=True)(arrays["logprobs"], arrays["entropy"])
+    # Every composition reads a copy of its own, so that one backward pass gives the gradients of all.
+    copies = [jnp.stack([arrays[k]] * len(COMPOSITIONS)) for k in ("logprobs", "entropy")]
+    gradients, found = jax.grad(total, (0, 1), has_aux=True)(*copies)
     return found, gradients
 
 
 all_losses = jax.jit(losses_and_gradients, static_argnums=4)
-some_losses = jax.jit(losses_and_gradients, static_argnums=(4, 5))
 
 SEGMENTS, ROWS, WIDTH = 3, 8, 16
 
@@ -105,19 +107,12 @@ def test_microbatches_change_nothing(parts):
     for seed in range(3):
         batch = draw_batch(seed)
         loss, gradients = all_losses(*batch, SEGMENTS + 1)
-        size = ROWS // parts
-        # As a step has it, every microbatch has one shape, and the rows it has no documents for are empty.
-        total, pieces = 0.0, []
-        for start in range(0, ROWS, size):
-            rows = np.arange(start, start + size)
-            micro = jax.tree.map(
-                lambda x, r=rows: np.concatenate([x[r], np.zeros((ROWS - len(r), WIDTH), x.dtype)]), batch
-            )
-            part, slopes = all_losses(*micro, SEGMENTS + 1)
-            total += part
-            pieces.append(jax.tree.map(lambda g, n=size: np.asarray(g)[:, :n], slopes))
-        same(total, loss)
-        same(jax.tree.map(lambda *g: np.concatenate(g, axis=1), *pieces), gradients)
+        pieces = []
+        for rows in np.split(np.arange(ROWS), parts):
+            micro = jax.tree.map(lambda x, rows=rows: x[rows], batch)
+            pieces.append(all_losses(*micro, SEGMENTS + 1))
+        same(sum(part for part, _ in pieces), loss)
+        same(jax.tree.map(lambda *g: np.concatenate(g, axis=1), *(slopes for _, slopes in pieces)), gradients)
 
 
 @given(st.integers(0, 2**31), st.permutations(range(ROWS)))
@@ -171,27 +166,32 @@ def test_padded_rows_equal_packed_rows():
             same(np.asarray(got).reshape(-1, ROWS, SEGMENTS, WIDTH).sum(axis=2), expected)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_sharding_changes_nothing(cpu_devices, count):
+@pytest.mark.parametrize(
+    ("axes", "placing"),
+    [
+        ({"data": 1}, P("data", None)),
+        ({"data": 2}, P("data", None)),
+        ({"data": 4}, P("data", None)),
+        ({"data": 8}, P("data", None)),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, P(("data", "fsdp"), None)),  # as the train step places its rows
+        ({"data": 2, "time": 4}, P("data", "time")),  # sequences cut in the middle
+    ],
+    ids=str,
+)
+def test_sharding_changes_nothing(cpu_devices, axes, placing):
     batch = draw_batch(0)
-    mesh = jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices[:count])
-    placed = jax.device_put(batch, NamedSharding(mesh, P("data", None)))
-    names = ("ppo dual + mis", "gspo + seq_mis", "gspo_token + geometric", "cispo")
-    loss, gradients = all_losses(*batch, SEGMENTS + 1)
-    rows = np.array([list(COMPOSITIONS).index(name) for name in names])
-    same(some_losses(*placed, SEGMENTS + 1, names), (loss[rows], tuple(g[rows] for g in gradients)))
+    count, shape = math.prod(axes.values()), tuple(axes.values())
+    mesh = jax.make_mesh(shape, tuple(axes), axis_types=(AxisType.Auto,) * len(axes), devices=cpu_devices[:count])
+    placed = jax.device_put(batch, NamedSharding(mesh, placing))
+    same(all_losses(*placed, SEGMENTS + 1), all_losses(*batch, SEGMENTS + 1))
 
 
 def test_vmap_over_microbatches_equals_one_after_another():
     batches = [draw_batch(seed) for seed in range(2)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
-    name = "gspo + seq_mis"
-    mapped = functools.partial(losses_and_gradients, num_segments=SEGMENTS + 1, names=(name,))
-    at_once = jax.jit(jax.vmap(mapped))(*stacked)
+    at_once = jax.jit(jax.vmap(functools.partial(losses_and_gradients, num_segments=SEGMENTS + 1)))(*stacked)
     for i, batch in enumerate(batches):
-        loss, gradients = all_losses(*batch, SEGMENTS + 1)
-        a = list(COMPOSITIONS).index(name)
-        same(jax.tree.map(lambda x, i=i: x[i, 0], at_once), (loss[a], tuple(g[a] for g in gradients)))
+        same(jax.tree.map(lambda x, i=i: x[i], at_once), all_losses(*batch, SEGMENTS + 1))
 
 
 @given(st.integers(0, 2**31))
