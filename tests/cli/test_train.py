@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl_llm.rollout.worker import RolloutWorker
+
 SUMMARY_KEYS = {
     "state", "steps", "metric", "eval_first", "eval_last", "eval_best", "fit", "forecast_error", "lag_max", "lag_bound",
     "mismatch_max", "truncation_rate", "prompts_issued", "prompts_trained", "prompts_dropped", "tokens_generated",
@@ -74,13 +76,30 @@ def test_train_writes_everything_and_the_books_balance(tiny, jaxrl, records):
     assert "belongs to another config (seed: 0 -> 1)" in err
 
 
-def test_a_frozen_policy_never_drifts_from_its_sampler(tiny, jaxrl, records):
-    # Reported of other stacks: lr 0 with pushes at every step
+def test_a_frozen_policy_never_drifts_from_its_sampler(tiny, jaxrl, records, monkeypatch):
+    """Reported of other stacks: lr 0 with pushes at every step, and samples as old as the bound allows."""
+    hand_out = RolloutWorker.next_groups
+
+    def when_every_slot_is_taken(worker, count):
+        # As a trainer finds it that is slower than its sampler; on this policy either may be the faster one.
+        deadline = time.monotonic() + 60
+        while worker._slots.free:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return hand_out(worker, count)
+
+    monkeypatch.setattr(RolloutWorker, "next_groups", when_every_slot_is_taken)
     run = tiny.parent / "run"
-    status, _, err = jaxrl("train", tiny, "optimizer.lr=0", "rollout.max_lag=2", "train.steps=12", "--run-dir", run)
+    options = ["optimizer.lr=0", "rollout.max_lag=2", "rollout.ready_batches=3", "train.steps=12"]
+    status, _, err = jaxrl("train", tiny, *options, "--run-dir", run)
     assert status == 0, err
-    assert max(r["log_ratio_max"] for r in records(run, "metrics")) < 1e-4
-    assert max(r["mismatch_max"] for r in records(run, "eval")) < 1e-4
+    steps, evaluations = records(run, "metrics"), records(run, "eval")
+    assert [r["lag_max"] for r in steps[:3]] == [0, 1, 2]  # the slots' groups, all admitted at version 0
+    assert all(1 <= r["lag_max"] <= 2 for r in steps[3:])
+    for mismatch in ([r["log_ratio_max"] for r in steps], [r["mismatch_max"] for r in evaluations]):
+        assert max(mismatch) < 1e-4
+        half = len(mismatch) // 2
+        assert max(mismatch[half:]) < 2 * max(mismatch[:half]) + 1e-6
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
