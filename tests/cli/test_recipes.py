@@ -1,6 +1,7 @@
 """The recipes: their constants, and that each of them trains."""
 
 import functools
+import logging
 from pathlib import Path
 from typing import get_args
 
@@ -10,8 +11,11 @@ import optax
 import pytest
 from tiny_algorithm import SIZES, Tiny, groups, host, number, weights
 
+from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli import training
 from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection, check_algorithm
-from jaxrl_llm.config import AlgorithmConfig, KlConfig, RunConfig, load, validate
+from jaxrl_llm.cli.training import run_training
+from jaxrl_llm.config import AlgorithmConfig, KlConfig, RunConfig, differences, load, validate
 from jaxrl_llm.losses import algorithms
 from jaxrl_llm.types import UserError
 
@@ -25,13 +29,14 @@ SCALERL = {
     "normalisation": "batch_std",
     "aggregation": "prompt",
     "kl": ("none", "k3", 0.001),
-    "entropy": 0.0,
+    "entropy": (0.0, None),
     "critic": False,
     "zero_variance_filter": True,
     "no_positive_resampling": 0.9,
     "prompts_per_step": 48,
     "group_size": 16,
     "max_lag": 8,
+    "length_penalty": "none",
     "lr": 5e-7,
     "warmup_steps": 100,
     "betas_and_eps": (0.9, 0.95, 1e-15),
@@ -61,6 +66,7 @@ EXPECTED = {
         "aggregation": "token",
         "zero_variance_filter": True,
         "prompts_per_step": 512,
+        "length_penalty": ("all", 20480, 4096),
         "lr": 1e-6,
         "warmup_steps": 20,
     },
@@ -100,7 +106,7 @@ EXPECTED = {
     },
     "reinforce_pp": PPO
     | {"baseline": "none", "normalisation": "global", "aggregation": "token", "kl": ("reward", "k1", 0.001)},
-    "isocompute_easy": ISOCOMPUTE | {"kl": ("loss", "k3", 0.001), "entropy": 0.001},
+    "isocompute_easy": ISOCOMPUTE | {"kl": ("loss", "k3", 0.001), "entropy": (0.001, None)},
     "isocompute_hard": ISOCOMPUTE,
 }
 
@@ -109,14 +115,17 @@ def resolved(config: RunConfig) -> dict:
     algorithm, rollout, optimizer = config.algorithm, config.rollout, config.optimizer
     assert (algorithm.importance, algorithm.anchor, algorithm.overlong_filter) == ({}, None, False)
     assert (rollout.temperature, rollout.reward_correct, rollout.reward_wrong) == (1.0, 1.0, -1.0)
+    assert (optimizer.decay_steps, optimizer.clip_norm) == (0, None)
+    shaping = (rollout.length_penalty, rollout.length_limit, rollout.length_cache)
     same = {"objective", "updates_per_batch", "baseline", "normalisation", "aggregation"}
     return {
         **{name: getattr(algorithm, name) for name in {*same, "zero_variance_filter", "no_positive_resampling"}},
         "constants": algorithm.constants,
         "kl": (algorithm.kl.place, algorithm.kl.estimator, algorithm.kl.coefficient),
-        "entropy": algorithm.entropy.coefficient,
+        "entropy": (algorithm.entropy.coefficient, algorithm.entropy.target),
         "critic": algorithm.critic.enabled,
         **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "max_lag")},
+        "length_penalty": "none" if rollout.length_penalty == "none" else shaping,
         "lr": optimizer.lr,
         "warmup_steps": optimizer.warmup_steps,
         "betas_and_eps": (optimizer.b1, optimizer.b2, optimizer.eps),
@@ -144,6 +153,19 @@ def test_the_defaults_are_scalerl():
 def test_ppo_critic_constants():
     critic = load(CONFIGS / "recipes" / "ppo.yaml").algorithm.critic
     assert (critic.gamma, critic.lam, critic.clip, critic.coefficient, critic.lr) == (1.0, 1.0, 0.2, 0.1, 1e-5)
+
+
+def test_grpo_divides_by_the_groups_sample_deviation():
+    """ddof 1 and 1e-6, which the recipe's name for it, prompt_std, stands for."""
+    rewards = np.array([[1.0, 0, 0, 0]])
+    found = bind_selection(load(CONFIGS / "recipes" / "grpo.yaml")).advantages(rewards, rewards > -1)
+    np.testing.assert_allclose(found, (rewards - 0.25) / (0.5 + 1e-6), rtol=1e-12)
+
+
+def test_dr_grpo_divides_by_the_generation_budget():
+    config = load(CONFIGS / "recipes" / "dr_grpo.yaml", ["model.max_context=64", "rollout.max_new_tokens=32"])
+    weights_N = bind_selection(config).token_weights(np.array([3, 2]), np.zeros(2, int), np.ones(2, bool))
+    np.testing.assert_allclose(weights_N, 1 / (2 * 32))
 
 
 def choices(section, name):
@@ -269,15 +291,42 @@ def test_every_recipe_trains(name, tiny_of):
     assert ("value_loss" in metrics) == config.algorithm.critic.enabled
 
 
+QUICKSTART = CONFIGS / "quickstart.yaml"
+# What the policy decides and no recipe. A rate of 5e-7 would leave 100 thousand weights where they are.
+OF_THE_POLICY = ("model.", "tokenizer.", "data.", "sampler.", "train.", "sft.", "eval.", "checkpoint.", "device.")
+OF_THE_POLICY += ("rollout.max_prompt_tokens:", "rollout.max_new_tokens:", "optimizer.lr:", "optimizer.warmup_steps:")
+# Twenty steps and nothing after them; the devices are those that the tests run on.
+TWENTY = ["train.steps=20", "optimizer.decay_steps=0", "eval.every=20", "checkpoint.every=20", "device.cpu_devices=8"]
+
+
+@pytest.fixture(scope="module")
+def warmed_up(tmp_path_factory):
+    """The quickstart policy after its supervised warm-up, the same for every recipe and so done once for all."""
+    run_dir = tmp_path_factory.mktemp("warm_up")
+    assert run_training(load(QUICKSTART, TWENTY), run_dir, reinforce=False) == "finished"
+    return CheckpointStore(run_dir / "checkpoints", keep=1).read_params(0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
-def test_every_recipe_trains_the_quickstart_policy(name, jaxrl, records, tmp_path):
-    sizes = ["train.steps=20", "sft.steps=100", "eval.every=20", "checkpoint.every=20", "device.cpu_devices=8"]
-    few = ["rollout.prompts_per_step=32", "rollout.group_size=8", "eval.prompts=100", "eval.samples=1"]
-    recipe = f"extends=recipes/{name}.yaml"
-    status, _, err = jaxrl("train", CONFIGS / "quickstart.yaml", recipe, *sizes, *few, "--run-dir", tmp_path / "run")
+def test_every_recipe_trains_the_quickstart_policy(name, warmed_up, jaxrl, records, tmp_path, monkeypatch, caplog):
+    recipe = load(CONFIGS / "recipes" / f"{name}.yaml")
+    # The recipe's own number of prompts where it is of the quickstart's order; 512 of 16 would take minutes here.
+    prompts = recipe.rollout.prompts_per_step if recipe.rollout.prompts_per_step <= 64 else 32
+    options = [f"extends=recipes/{name}.yaml", f"rollout.prompts_per_step={prompts}", *TWENTY]
+    config = load(QUICKSTART, options)
+    changed = [c for c in differences(recipe, config) if not c.startswith(OF_THE_POLICY)]
+    assert [c for c in changed if not c.startswith("rollout.prompts_per_step: ")] == []
+    assert config.optimizer == load(QUICKSTART, TWENTY).optimizer  # or the warm-up would be another
+    monkeypatch.setattr(training, "warm_up", lambda *_: warmed_up)
+    run = tmp_path / "run"
+    status, _, err = jaxrl("train", QUICKSTART, *options, "--run-dir", run)
     assert status == 0, err
-    steps = records(tmp_path / "run", "metrics")
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    steps, evaluations = records(run, "metrics"), records(run, "eval")
     assert [record["step"] for record in steps] == list(range(1, 21))
     assert all(record["skipped"] == 0 for record in steps)
-    assert all(np.isfinite(record["loss"]) for record in steps)
+    assert all(np.isfinite([record["loss"], record["grad_norm"]]).all() for record in steps)
+    assert all(record["tokens_trained"] > 0 for record in steps)
+    assert [record["step"] for record in evaluations] == [0, 20]
+    assert evaluations[1]["value"] > evaluations[0]["value"] - 0.1  # it may gain little in 20 steps, and not collapse

@@ -1,5 +1,7 @@
 """The table of names: anchors, constants, products of corrections, and the combinations that are refused."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -220,3 +222,22 @@ def test_meaningless_compositions_are_refused_with_the_reason(start, change, rea
 def test_rejection_alone_may_follow_bypassed_old_logprobs():
     # It only drops sequences, so no ratio is applied twice.
     check_composition(**{**SOUND["scalerl"], "importance": ["geometric", "off_policy_mask"]})
+
+
+def test_corrections_have_their_sources_constants():
+    """Those that a config leaves out."""
+    constants = {
+        name: {
+            k: p.default for k, p in inspect.signature(entry.function).parameters.items() if k in ("cap", "low", "high")
+        }
+        for name, entry in CORRECTIONS.items()
+    }
+    assert constants == {
+        "tis": {"cap": 2.0},
+        "tis_sequence": {"cap": 2.0},
+        "mis": {"low": 0.0, "high": 2.0},
+        "seq_mis": {"low": 0.0, "high": 2.0},
+        "icepop": {"low": 0.5, "high": 5.0},
+        "geometric": {"low": 0.999, "high": 1.001},
+        "off_policy_mask": {},
+    }
