@@ -86,7 +86,10 @@ COVERED = {
         "losses/test_loss_metrics.py::test_reported_bug_ratio_metrics_are_taken_before_truncation",
         "train/test_step.py::test_metrics_are_means_and_maxima_over_trained_tokens",
     ],
-    "20 advantages normalised twice": [f"{LOSSES}::test_advantages_normalised_twice_are_refused"],
+    "20 advantages normalised twice": [
+        f"{LOSSES}::test_advantages_normalised_twice_are_refused",
+        "cli/test_recipes.py::test_advantages_are_normalised_once",
+    ],
     "21 token mean of the group confused with that of the batch": [
         f"{LOSSES}::test_token_mean_within_the_group_confused_with_that_within_the_batch",
         "rollout/test_batching.py::test_prompt_average_and_batch_std_worked_by_hand",

@@ -155,11 +155,21 @@ def test_ppo_critic_constants():
     assert (critic.gamma, critic.lam, critic.clip, critic.coefficient, critic.lr) == (1.0, 1.0, 0.2, 0.1, 1e-5)
 
 
-def test_grpo_divides_by_the_groups_sample_deviation():
-    """ddof 1 and 1e-6, which the recipe's name for it, prompt_std, stands for."""
-    rewards = np.array([[1.0, 0, 0, 0]])
-    found = bind_selection(load(CONFIGS / "recipes" / "grpo.yaml")).advantages(rewards, rewards > -1)
-    np.testing.assert_allclose(found, (rewards - 0.25) / (0.5 + 1e-6), rtol=1e-12)
+@pytest.mark.parametrize(
+    ("name", "deviation"),
+    [
+        ("dr_grpo", [[1.0], [1.0]]),
+        ("grpo", [[1.0 + 1e-6], [np.sqrt(4 / 3) + 1e-6]]),  # the group's, ddof 1
+        ("scalerl", [[np.sqrt(7 / 8) + 1e-6]] * 2),  # the batch's, ddof 0
+        ("magistral", [[np.sqrt(7 / 8) + 1e-6]] * 2),
+    ],
+)
+def test_advantages_are_normalised_once(name, deviation):
+    """Reported of other stacks: twice, by the algorithm and by the trainer. Rewards -+1 of two groups of four."""
+    rewards = np.array([[1.0, -1, -1, -1], [1, 1, -1, -1]])
+    found = bind_selection(load(CONFIGS / "recipes" / f"{name}.yaml")).advantages(rewards, np.ones((2, 4), bool))
+    centred = np.array([[1.5, -0.5, -0.5, -0.5], [1, 1, -1, -1]])
+    np.testing.assert_allclose(found, centred / np.array(deviation), rtol=1e-12)
 
 
 def test_dr_grpo_divides_by_the_generation_budget():
