@@ -6,7 +6,6 @@ and its advantage is 0.
 
 from typing import Any, Literal, get_args
 
-Baseline = Literal["none", "group_mean", "leave_one_out"]
 Normalisation = Literal["none", "prompt_std", "batch_std", "global"]
 
 EPS = 1e-6

@@ -133,6 +133,15 @@ def _structured(function: Callable, constants: Mapping[str, Any]) -> Callable:
     return call
 
 
+def _entry(name: str, anchor: Anchor | None, constants: Mapping[str, Any]) -> tuple[TokenObjective, Anchor]:
+    """The objective and what it is anchored on, everything checked."""
+    entry = _look_up(OBJECTIVES, "objective", name)
+    _check_constants("objective", name, entry.function, constants)
+    if anchor not in (None, *get_args(Anchor)):
+        raise UserError(f"anchor {anchor!r} is unknown; choose sampler or old")
+    return entry, anchor or entry.anchor
+
+
 def bind(name: str, *, anchor: Anchor | None = None, **constants: float | None) -> BoundObjective:
     """The named objective with its constants and its anchor, under the one calling convention of `BoundObjective`.
 
@@ -140,11 +149,7 @@ def bind(name: str, *, anchor: Anchor | None = None, **constants: float | None) 
     used for one update, so that the ratio is 1 and the gradient REINFORCE's.
     Raises UserError on an unknown name or constant, a missing constant, or a constant that means nothing.
     """
-    entry = _look_up(OBJECTIVES, "objective", name)
-    _check_constants("objective", name, entry.function, constants)
-    if anchor not in (None, *get_args(Anchor)):
-        raise UserError(f"anchor {anchor!r} is unknown; choose sampler or old")
-    anchor = anchor or entry.anchor
+    entry, anchor = _entry(name, anchor, constants)
     call = _structured(entry.function, constants)
 
     def objective(
@@ -164,9 +169,7 @@ def bind(name: str, *, anchor: Anchor | None = None, **constants: float | None) 
 
 def bind_metrics(name: str, *, anchor: Anchor | None = None, **constants: float | None) -> Callable[..., dict]:
     """The named objective's metrics, called like the objective: ratio mean, ESS, maximum and clip fractions."""
-    bind(name, anchor=anchor, **constants)  # the same checks
-    entry = OBJECTIVES[name]
-    anchor = anchor or entry.anchor
+    entry, anchor = _entry(name, anchor, constants)
     defaults = {
         p.name: p.default
         for p in inspect.signature(entry.function).parameters.values()
@@ -189,16 +192,12 @@ def bind_metrics(name: str, *, anchor: Anchor | None = None, **constants: float 
 
 
 def bind_importance(name: str, *, anchor: Anchor | None = None, **constants: float | None) -> BoundObjective:
-    """The named correction as a weight that multiplies J, called like the objective; "none" is 1 at trainable tokens.
+    """The named correction as a weight that multiplies J, called like the objective.
 
     `anchor` applies to off_policy_mask only: its drift is measured from the sampler unless "old" is asked for.
     Raises UserError as `bind` does.
     """
-    if name == "none":
-        if constants or anchor:
-            raise UserError("importance correction none takes no constants and no anchor")
-        return lambda logprobs, behavior, old, advantages, mask, *_: jnp.where(mask, jnp.ones_like(logprobs), 0.0)
-    entry = _look_up({"none": None, **CORRECTIONS}, "importance correction", name)
+    entry = _look_up(CORRECTIONS, "importance correction", name)
     _check_constants("importance correction", name, entry.function, constants)
     if anchor not in (None, *get_args(Anchor)) or (anchor and not entry.reads_policy):
         raise UserError(f"importance correction {name} takes no anchor {anchor!r}")
@@ -216,11 +215,17 @@ def bind_importance(name: str, *, anchor: Anchor | None = None, **constants: flo
 
 
 def bind_corrections(corrections: Mapping[str, Mapping[str, Any]]) -> BoundObjective:
-    """The product of several corrections, {name: constants}: tis with geometric, for example. Empty is "none"."""
+    """The product of several corrections, {name: constants}: tis with geometric, for example; of none it is 1.
+
+    Called like the objective; 0 at masked places.
+    """
     weights = [bind_importance(name, **constants) for name, constants in corrections.items()]
-    if not weights:
-        return bind_importance("none")
-    return lambda *arrays: functools.reduce(jnp.multiply, (weight(*arrays) for weight in weights))
+
+    def product(logprobs, behavior_logprobs, old_logprobs, advantages, mask, segment_ids=None, num_segments=None):
+        arrays = (logprobs, behavior_logprobs, old_logprobs, advantages, mask, segment_ids, num_segments)
+        return functools.reduce(jnp.multiply, (w(*arrays) for w in weights), mask.astype(logprobs.dtype))
+
+    return product
 
 
 def check_composition(
@@ -246,8 +251,7 @@ def check_composition(
     truncated distribution.
     """
     entry = _look_up(OBJECTIVES, "objective", objective)
-    names = [name for name in importance if name != "none"]
-    corrections = {name: _look_up(CORRECTIONS, "importance correction", name) for name in names}
+    corrections = {name: _look_up(CORRECTIONS, "importance correction", name) for name in importance}
     _look_up(dict.fromkeys(AGGREGATIONS), "aggregation", aggregation)
     _look_up(BASELINES, "baseline", baseline)
     for estimator in (kl_in_loss, kl_in_reward):
@@ -263,10 +267,10 @@ def check_composition(
         raise UserError(
             f"advantages are normalised by {' and then '.join(scales)}; the second undoes the first, so keep one"
         )
-    if len(set(names)) < len(names) or len(reweighting) > 1:
+    if len(corrections) < len(importance) or len(reweighting) > 1:
         raise UserError(
-            f"importance corrections {' and '.join(names)} both multiply by the ratio of trainer to sampler, which "
-            "squares it; keep one"
+            f"importance corrections {' and '.join(importance)} both multiply by the ratio of trainer to sampler, "
+            "which squares it; keep one"
         )
     if entry.ratio == "sequence" and (token := [n for n in reweighting if corrections[n].level == "token"]):
         raise UserError(

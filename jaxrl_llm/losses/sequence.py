@@ -7,7 +7,7 @@ over devices stay where they are.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 
 def _same_segment(segment_ids: Array, num_segments: int) -> Array:
@@ -71,14 +71,3 @@ def is_last(
     same_ST = _same_segment(segment_ids, num_segments)
     last_S1 = jnp.where(same_ST, place[..., None, :], 0).max(axis=-1, keepdims=True)
     return mask & (place == jnp.where(same_ST, last_S1, 0).max(axis=-2))
-
-
-def sequence_share(
-    mask: Bool[Array, "*b T"],
-    segment_ids: Int[Array, "*b T"] | None = None,
-    num_segments: int | None = None,
-) -> Float[Array, "*b T"]:
-    """1 / (trainable tokens of the sequence) at trainable tokens, else 0: its sum counts sequences."""
-    ones: Shaped[Array, "*b T"] = jnp.ones(mask.shape, jnp.float32)
-    count = sequence_sum(ones, mask, segment_ids, num_segments)
-    return jnp.where(mask, 1.0 / jnp.maximum(count, 1.0), 0.0)

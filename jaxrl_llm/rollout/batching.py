@@ -81,7 +81,7 @@ def _pack_one(documents: Sequence[Document], shape: RowShape) -> TrainBatch:
         ints["completions"][row, sampled] = document.number
     used = max((row for row, _ in places), default=-1) + 1
     fields: dict[str, Any] = {
-        name: array.reshape(shape.microbatches, *(shape.rows, shape.length)) for name, array in (ints | floats).items()
+        name: array.reshape(shape.microbatches, shape.rows, shape.length) for name, array in (ints | floats).items()
     }
     fields["microbatches"] = np.int32(-(-used // shape.rows))
     return TrainBatch(**fields)

@@ -12,7 +12,7 @@ Estimator = Callable[..., Float[Array, "*s"]]
 """(logprobs, reference_logprobs, mask) -> KL per token."""
 
 Credit = Callable[..., tuple[Float[Array, "*b T"], Float[Array, "*b T"] | None]]
-"""(scores, kl, values, mask, completions, segment_ids) -> (advantages, returns or None)."""
+"""losses.credit.Given -> (advantages, returns or None)."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.losses.credit import Given
 from jaxrl_llm.losses.entropy import entropy_bonus
 from jaxrl_llm.losses.logprobs import token_logprobs
 from jaxrl_llm.losses.metrics import Maximum, Metric, kl_metrics, masked_mean, ratio_metrics
@@ -109,9 +110,8 @@ def with_credit(algorithm: Algorithm, fields: Mapping[str, Array]) -> dict[str, 
         kl = algorithm.penalty.estimator(fields["old_logprobs"], fields["reference_logprobs"], mask)
     if algorithm.critic is not None:
         values = fields["old_values"]
-    advantages, returns = algorithm.credit(
-        fields["scores"], kl, values, mask, fields["completions"], fields["segment_ids"]
-    )
+    given = Given(fields["scores"], kl, values, mask, fields["completions"], fields["segment_ids"])
+    advantages, returns = algorithm.credit(given)
     found = {"advantages": advantages} | ({"returns": returns} if returns is not None else {})
     return dict(fields) | found
 

@@ -170,7 +170,6 @@ def make_train_step(
 
         masters = as_float32(state.params)
         updates, opt_state = optimizer.update(gradient[0], state.opt_state, masters, step=state.step)
-        updates = jax.tree.map(lambda u: jnp.where(apply, u, 0.0), updates)
         params = jax.tree.map(lambda p, p32, u: (p32 + u).astype(p.dtype), state.params, masters, updates)
         after = replace(state, params=params, opt_state=opt_state)
         if state.critic is not None and head_optimizer is not None:
@@ -186,7 +185,7 @@ def make_train_step(
         sums = {
             "loss": loss,
             "grad_norm": grad_norm,
-            "update_norm": optax.tree.norm(updates),
+            "update_norm": jnp.where(apply, optax.tree.norm(updates), 0.0),
             "skipped": jnp.float32(~finite),
             "trained": jnp.float32(tokens > 0),
         }

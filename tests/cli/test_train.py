@@ -91,6 +91,7 @@ def test_a_frozen_policy_never_drifts_from_its_sampler(tiny, jaxrl, records, mon
     monkeypatch.setattr(RolloutWorker, "next_groups", when_every_slot_is_taken)
     run = tiny.parent / "run"
     options = ["optimizer.lr=0", "rollout.max_lag=2", "rollout.ready_batches=3", "train.steps=12"]
+    options += ["rollout.temperature=0.7", "eval.temperature=0.7"]  # at 1 nobody would see one that is left out
     status, _, err = jaxrl("train", tiny, *options, "--run-dir", run)
     assert status == 0, err
     steps, evaluations = records(run, "metrics"), records(run, "eval")

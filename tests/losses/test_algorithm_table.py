@@ -56,7 +56,6 @@ def test_corrections_compare_old_with_sampler_and_multiply():
     gone = bind_corrections({"tis": {"cap": 2.0}, "geometric": {}})(*ARRAYS)
     assert not np.any(gone)
     np.testing.assert_array_equal(bind_corrections({})(*ARRAYS), MASK.astype(np.float32))
-    np.testing.assert_array_equal(bind_importance("none")(*ARRAYS), MASK.astype(np.float32))
 
 
 def test_reported_bug_importance_correction_in_one_loss_only_or_of_the_wrong_shape():
@@ -91,8 +90,8 @@ def test_an_id_beyond_num_segments_is_nan_and_never_trains_quietly():
         (lambda: bind("ppo", clip_low=1.5), "no interval around 1"),
         (lambda: bind("ppo", dual_clip=1.1), "must exceed 1 \\+ clip_high"),
         (lambda: bind("ppo", anchor="behaviour"), "anchor 'behaviour' is unknown"),
-        (lambda: bind_importance("icepops"), "choose one of none, tis"),
-        (lambda: bind_importance("none", cap=2.0), "takes no constants"),
+        (lambda: bind_importance("icepops"), "choose one of tis"),
+        (lambda: bind_importance("none"), "correction 'none' is unknown; choose one of tis, "),
         (lambda: bind_importance("tis", anchor="old"), "tis takes no anchor"),
         (lambda: bind_importance("off_policy_mask"), "needs the constant 'delta'"),
     ],
