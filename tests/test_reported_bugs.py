@@ -37,6 +37,7 @@ COVERED = {
     "5 temperature on one side only": [
         f"{LOSSES}::test_temperature_applied_on_one_side_only",
         "sampler/test_parity.py::test_logprobs_equal_the_teacher_forced_forward",
+        "cli/test_train.py::test_a_frozen_policy_never_drifts_from_its_sampler",
     ],
     "6 renormalised top-p log-probabilities": [
         f"{LOSSES}::test_renormalised_logprobs_against_a_full_vocabulary_trainer_are_refused",
