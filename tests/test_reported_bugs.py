@@ -50,6 +50,7 @@ COVERED = {
     ],
     "10 CISPO anchored on recomputed log-probabilities": [
         f"{LOSSES}::test_cispo_anchored_on_recomputed_logprobs_is_inert_when_asynchronous",
+        "train/test_step.py::test_gradient_is_that_of_the_written_formula",
         "cli/test_recipes.py::test_the_policy_is_scored_before_the_step_only_where_somebody_reads_it",
     ],
     "11 gradients of k1 and k3": [
