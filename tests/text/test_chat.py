@@ -88,9 +88,9 @@ def test_templates_may_break_out_of_a_loop(make):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("<|im_start|>{{ messages[0]['content'] | upper }}", "rewrites the user's message"),
-        ("<|im_start|>{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "rewrites the user's message"),
-        ("<|im_start|>nothing", "rewrites the user's message"),
+        ("<|im_start|>{{ messages[0]['content'] | upper }}", "rewrites a message"),
+        ("<|im_start|>{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "rewrites a message"),
+        ("<|im_start|>nothing", "rewrites a message"),
         ("<|im_start|>{{ raise_exception('one turn only') }}", "cannot be rendered: one turn only"),
         ("<|im_start|>{% if %}", "cannot be rendered"),
         ("<|im_start|>{{ ''.__class__.__mro__ }}", "cannot be rendered"),
