@@ -14,8 +14,8 @@ class IncrementalDecoder:
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
-        # Decoded again with every piece. How a token is written may depend on the one before it (SentencePiece drops
-        # the space of a first one), so the window begins with tokens whose text is out already.
+        # Decoded again with every piece. How a token is written may depend on those before it (SentencePiece drops the
+        # spaces a text begins with), so the window begins with tokens whose text is out, and is not spaces alone.
         self._window: list[int] = []
         self._out = 0  # tokens of the window whose text is out
 
@@ -26,6 +26,7 @@ class IncrementalDecoder:
         if len(text) == len(before) or (text.endswith(_HALF) and not last):
             return ""
         new = text[len(before) :]
-        self._window = self._window[self._out :]
+        if not new.isspace():
+            self._window = self._window[self._out :]
         self._out = len(self._window)
         return new

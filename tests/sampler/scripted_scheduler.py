@@ -2,6 +2,7 @@
 
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 from sampler_reference import CONFIG, EOS, NEW, PROMPT
@@ -18,7 +19,7 @@ def scripted(request, version=0):
 
 
 class Statistics(SimpleNamespace):
-    __dataclass_fields__ = {}
+    __dataclass_fields__: ClassVar = {}
 
 
 class ScriptedScheduler:
