@@ -23,7 +23,7 @@ class Statistics(SimpleNamespace):
 
 
 class ScriptedScheduler:
-    """One token a dispatch for each of `slots` requests. With `gated` a dispatch waits for `let`."""
+    """One token a dispatch for each of `slots` requests. With `gated` a step makes nothing until `let` allows it."""
 
     def __init__(self, *, slots=4, max_queue=None, gated=False):
         self.engine = SimpleNamespace(
@@ -72,8 +72,8 @@ class ScriptedScheduler:
             return finished
         if between:
             between()
-        if self._gate is not None:
-            assert self._gate.acquire(timeout=10), "the test forgot to let a dispatch run"
+        if self._gate is not None and not self._gate.acquire(timeout=0.001):
+            return finished
         if self.broken:
             raise self.broken
         self.dispatched += 1
