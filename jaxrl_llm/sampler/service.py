@@ -1,6 +1,6 @@
 """A thread that owns a Scheduler, so that any other thread and any event loop may use it.
 
-Everything that touches the scheduler is done by that thread between two dispatches; streams are fed while the next
+Everything that is asked of the scheduler is done by that thread between two dispatches; streams are fed while the next
 dispatch runs.
 """
 
@@ -196,12 +196,11 @@ class SamplerService:
 
     def _own(self) -> None:
         try:
-            while self._run_commands():
-                for id, completion in self._scheduler.step(self._feed):
+            while self._wait():
+                for id, completion in self._scheduler.step(self._run_commands):
                     stream = self._streams.pop(id)
                     stream.reply._put(stream.index, delta_after(completion, stream.seen, completion.finish))
-                if self._scheduler.paused:
-                    self._feed()
+                self._feed()
                 if self._scheduler.idle:
                     drains, self._drains = self._drains, []
                     for drained in drains:
@@ -212,19 +211,20 @@ class SamplerService:
             self._log.exception("the sampler failed; it takes no more requests")
             self._end(f"the sampler failed: {type(error).__name__}: {error}", "failed", error)
 
-    def _run_commands(self) -> bool:
-        """Do what was asked; waits for something if there is nothing to decode. False when it is time to stop."""
+    def _wait(self) -> bool:
+        """Until something is asked, if there is nothing to decode; False when it is time to stop."""
         nothing_to_do = self._scheduler.idle or self._scheduler.paused
         with self._changed:
             if nothing_to_do:
                 self._changed.wait_for(lambda: self._commands or self._stopping)
-            if self._stopping:
-                return False
+            return not self._stopping
+
+    def _run_commands(self) -> None:
+        with self._changed:
             commands = list(self._commands)
             self._commands.clear()
         for command in commands:
             command()
-        return True
 
     def _submit(self, reply: Reply, requests: list[SampleRequest], stream: bool) -> None:
         if self._draining:

@@ -62,6 +62,8 @@ class ScriptedScheduler:
 
     def step(self, between=None):
         self._check_owner()
+        if between:
+            between()
         finished, self._aborted = self._aborted, []
         if self.paused:
             return finished
@@ -70,8 +72,6 @@ class ScriptedScheduler:
             self._running[id] = (request, [])
         if not self._running:
             return finished
-        if between:
-            between()
         if self._gate is not None and not self._gate.acquire(timeout=0.001):
             return finished
         if self.broken:

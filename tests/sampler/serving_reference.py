@@ -23,7 +23,7 @@ def up(scheduler, access=OPEN, *, template="none", max_calls=32, tokenizer=TOKEN
     served_by = SamplerService(scheduler)
     with served_by as service:
         served = Served(service, tokenizer, template, "tiny", max_choices=16)
-        with serving(served, access, grpc_port=0, http_port=0, max_calls=max_calls) as ports:
+        with serving(served, access, grpc_port=0, http_port=0, max_calls=max_calls, grace_s=1) as ports:
             yield SimpleNamespace(service=service, grpc=f"localhost:{ports.grpc}", http=ports.http, ports=ports)
 
 

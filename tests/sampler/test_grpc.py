@@ -309,9 +309,11 @@ def test_the_stock_client_is_told_what_is_wrong(change, message):
     messages, services = orchestrator_protocol()
     if "text" in change:
         change["text_content"] = messages.DecodeRequest.TextContent(text=change.pop("text"))
+    asked = messages.DecodeRequest(**{"max_tokens": 4} | change)
     with up(ScriptedScheduler()) as server, grpc.insecure_channel(server.grpc) as channel:
+        stream = services.OrchestratorStub(channel).Decode(asked)
         with refusal(grpc.StatusCode.INVALID_ARGUMENT, message):
-            list(services.OrchestratorStub(channel).Decode(messages.DecodeRequest(**{"max_tokens": 4} | change)))
+            list(stream)
 
 
 def test_the_generated_code_is_that_of_the_proto(tmp_path):

@@ -27,7 +27,10 @@ _FINISHES = {
 
 async def refuse(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
     """End a call with the status that says whose fault it was."""
-    codes: dict[type[Exception], grpc.StatusCode] = {UserError: grpc.StatusCode.INVALID_ARGUMENT, QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED}
+    codes: dict[type[Exception], grpc.StatusCode] = {
+        UserError: grpc.StatusCode.INVALID_ARGUMENT,
+        QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
     await context.abort(codes.get(type(error), grpc.StatusCode.UNAVAILABLE), str(error))
     raise AssertionError("abort raises")
 

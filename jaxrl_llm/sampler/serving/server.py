@@ -15,8 +15,6 @@ from jaxrl_llm.sampler.serving.grpc_server import start_grpc
 from jaxrl_llm.sampler.serving.http_app import Served, http_app
 from jaxrl_llm.types import UserError
 
-_GRACE_S = 5.0
-
 
 @dataclass(frozen=True)
 class Ports:
@@ -28,8 +26,10 @@ class Ports:
 
 
 @contextlib.contextmanager
-def serving(served: Served, access: Access, *, grpc_port: int, http_port: int, max_calls: int) -> Generator[Ports]:
-    """Both servers up inside the block; at its end they take no more calls and give open ones 5 seconds.
+def serving(
+    served: Served, access: Access, *, grpc_port: int, http_port: int, max_calls: int, grace_s: int = 5
+) -> Generator[Ports]:
+    """Both servers up inside the block; at its end they take no more calls and give open ones `grace_s` to finish.
 
     `max_calls` bounds the calls each server answers at a time. Raises UserError if a port cannot be had.
     """
@@ -38,8 +38,12 @@ def serving(served: Served, access: Access, *, grpc_port: int, http_port: int, m
     stop = asyncio.Event()
 
     async def serve() -> None:
-        listening = _listen(access.host, http_port)
         grpc_server = await start_grpc(served.service, served.tokenizer, access, port=grpc_port, max_calls=max_calls)
+        try:
+            listening = _listen(access.host, http_port)
+        except UserError:
+            await grpc_server.server.stop(None)
+            raise
         http_server = uvicorn.Server(
             uvicorn.Config(
                 http_app(served, access, max_calls=max_calls),
@@ -54,7 +58,7 @@ def serving(served: Served, access: Access, *, grpc_port: int, http_port: int, m
                 ssl_keyfile=access.tls.key if access.tls else None,
                 # Connections, idle ones included; requests are counted by the application itself.
                 limit_concurrency=4 * max_calls,
-                timeout_graceful_shutdown=int(_GRACE_S),
+                timeout_graceful_shutdown=grace_s,
             )
         )
         http = asyncio.ensure_future(http_server.serve(sockets=[listening]))
@@ -64,7 +68,10 @@ def serving(served: Served, access: Access, *, grpc_port: int, http_port: int, m
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((stopping, http), return_when=asyncio.FIRST_COMPLETED)
         http_server.should_exit = True
-        await asyncio.gather(http, grpc_server.server.stop(_GRACE_S))
+        await asyncio.gather(http, grpc_server.server.stop(grace_s))
+        while http_server.server_state.connections:  # closed, but the event loop has to see it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
 
     def run() -> None:
         asyncio.set_event_loop(loop)
