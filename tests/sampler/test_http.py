@@ -270,7 +270,7 @@ def test_a_client_that_leaves_frees_its_slot(stream):
             scheduler.let(1)
             if stream:
                 assert connection.getresponse().readline().startswith(b"data: ")
-        wait_until(lambda: server.service.health.in_flight == 0)
+        wait_until(lambda: scheduler.idle)
         scheduler.let(1)
         assert complete(server, max_tokens=1)[0] == 200
         assert scheduler.dispatched == 2
