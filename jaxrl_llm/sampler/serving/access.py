@@ -89,7 +89,7 @@ def check_access(host: str, token: Token | None, certificate: Path | None, key: 
     if tls is not None:
         server_context(tls)
     # A name may resolve to anything; what was checked is what is bound.
-    return Access("127.0.0.1" if host == "localhost" else host, token, tls)
+    return Access("127.0.0.1" if host == "localhost" else host.strip("[]"), token, tls)
 
 
 def is_loopback(host: str) -> bool:
