@@ -32,7 +32,7 @@ BOS, PROMPT, NEW = 2, 16, 8  # the Driver knows prompts of 16, 32, ... tokens on
 class Tokenizer(tokenizer_api.Tokenizer):
     """Ids only; the padding id is none of them, because the Driver takes it for the end of a completion."""
 
-    bos_id, eos_id, pad_id, stop_tokens = BOS, EOS, -1, {EOS}  # noqa: RUF012
+    bos_id, eos_id, pad_id, stop_tokens = BOS, EOS, -1, {EOS}
 
     def encode(self, s, **kwargs):
         return token_utils.pad_tokens(np.array(json.loads(s)), BOS, self.pad_id, **kwargs)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from sampler_reference import CONFIG, make_params
 from scripted_scheduler import ScriptedScheduler, scripted
-from serving_reference import TOKENIZER, up
+from serving_reference import OPEN, TOKENIZER, up
 from test_service import ask, wait_until
 
+from jaxrl_llm.cli.serving import _lines
 from jaxrl_llm.sampler.jetstream import orchestrator_protocol
 from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.serving.client import SamplerClient, sampling_message
@@ -323,3 +324,15 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path):
     subprocess.run(command, check=True, capture_output=True)
     for name in ("rl_pb2.py", "rl_pb2.pyi", "rl_pb2_grpc.py"):
         assert (tmp_path / "jaxrl_llm/sampler/proto" / name).read_text() == (PROTO / name).read_text(), name
+
+
+def test_without_jetstream_our_own_service_is_there_and_the_start_says_what_is_not(monkeypatch):
+    messages, services = orchestrator_protocol()
+    monkeypatch.setitem(sys.modules, "jetstream", None)
+    with client_of(ScriptedScheduler()) as (server, client):
+        assert len(client.sample([3], Sampling(2), draws(1))[0].tokens_T) == 2
+        assert "JetStream's own service is absent: google-jetstream is not installed" in _lines(
+            server.ports, OPEN, "tiny"
+        )
+        with grpc.insecure_channel(server.grpc) as channel, refusal(grpc.StatusCode.UNIMPLEMENTED, ""):
+            services.OrchestratorStub(channel).HealthCheck(messages.HealthCheckRequest())
