@@ -1,13 +1,29 @@
 """A scheduler without a model: what a request gets is plain arithmetic, and a test decides when a dispatch runs."""
 
+import signal
 import threading
 from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
+import pytest
 from sampler_reference import CONFIG, EOS, NEW, PROMPT
 
 from jaxrl_llm.types import Completion, QueueFullError, UserError
+
+
+@pytest.fixture(autouse=True)
+def no_test_waits_for_ever():
+    """What waits for another thread fails after a minute; so does what it still waits for while it is torn down."""
+
+    def too_long(*_):
+        raise TimeoutError("the test waited for a minute")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, 60, 5)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def scripted(request, version=0):
@@ -34,7 +50,7 @@ class ScriptedScheduler:
         self._max_queue, self._next = max_queue, 0
         self._waiting, self._running, self._aborted = [], {}, []
         self._gate = threading.Semaphore(0) if gated else None
-        self.dispatched = 0
+        self.dispatched = self.stepped = 0
         self.owner = None
 
     def let(self, dispatches):
@@ -62,6 +78,7 @@ class ScriptedScheduler:
 
     def step(self, between=None):
         self._check_owner()
+        self.stepped += 1
         if between:
             between()
         finished, self._aborted = self._aborted, []

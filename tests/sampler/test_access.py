@@ -1,12 +1,11 @@
 """Who may reach the servers: addresses, tokens, TLS."""
 
 import logging
-import socket
 
 import grpc
 import pytest
 import trustme
-from scripted_scheduler import ScriptedScheduler
+from scripted_scheduler import ScriptedScheduler, no_test_waits_for_ever  # noqa: F401
 from serving_reference import OPEN, TOKENIZER, call, up
 from test_grpc import draws, refusal
 
@@ -158,10 +157,9 @@ def test_a_client_keeps_its_token_off_plain_connections():
 
 @pytest.mark.parametrize("which", ["grpc", "http"])
 def test_a_taken_port_is_one_clear_error(which):
-    with socket.socket() as taken, SamplerService(ScriptedScheduler()) as service:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ports = {"grpc_port": 0, "http_port": 0} | {f"{which}_port": taken.getsockname()[1]}
+    """Also where another server of ours has it, and the operating system would let both listen."""
+    with up(ScriptedScheduler()) as first, SamplerService(ScriptedScheduler()) as service:
+        ports = {"grpc_port": 0, "http_port": 0} | {f"{which}_port": getattr(first.ports, which)}
         served = Served(service, TOKENIZER, "none", "tiny", max_choices=4)
         with pytest.raises(UserError, match="cannot listen on 127"), serving(served, OPEN, max_calls=4, **ports):
             pass

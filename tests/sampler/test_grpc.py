@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from sampler_reference import CONFIG, make_params
-from scripted_scheduler import ScriptedScheduler, scripted
+from scripted_scheduler import ScriptedScheduler, no_test_waits_for_ever, scripted  # noqa: F401
 from serving_reference import OPEN, TOKENIZER, up
 from test_service import ask, wait_until
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scripted_scheduler import ScriptedScheduler, scripted
+from scripted_scheduler import ScriptedScheduler, no_test_waits_for_ever, scripted  # noqa: F401
 from serving_reference import TOKENIZER, call, connect, events, up
 from test_service import ask, wait_until
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from scripted_scheduler import ScriptedScheduler, scripted
+from scripted_scheduler import ScriptedScheduler, no_test_waits_for_ever, scripted  # noqa: F401
 
 from jaxrl_llm.sampler.reply import Reply, join
 from jaxrl_llm.sampler.service import SamplerClosedError, SamplerService
@@ -194,6 +194,9 @@ def test_pause_holds_everything_and_resume_goes_on():
         reply = service.submit([ask(new=3)])
         reply.accepted.result()
         assert service.health.state == "paused"
+        steps = scheduler.stepped
+        time.sleep(0.05)
+        assert scheduler.stepped <= steps + 1  # it waits, and does not look again and again
         assert scheduler.dispatched == 0
         with pytest.raises(UserError, match="paused"):
             service.drain().result()
