@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
-from sampler_reference import make_requests, request, run
+from sampler_reference import EOS, make_requests, request, run
 from scripted_scheduler import no_test_waits_for_ever  # noqa: F401
 from serving_reference import TOKENIZER, call, connect, events, up
 
@@ -98,19 +98,24 @@ def test_http_is_the_scheduler_streamed_or_not(server, own, sampling):
 
 def test_jetstreams_stock_client_gets_the_greedy_completion(server, own):
     messages, services = orchestrator_protocol()
-    (wanted,) = run(own, [request(PROMPT, temperature=0.0)])
-    ids = [i for i in wanted.tokens_T.tolist() if i != 1]
+    prompts = [[first, second] for first in range(2, 20) for second in (2, 9)]
+    completions = run(own, [request(prompt, temperature=0.0) for prompt in prompts])
+    ends = [completion.finish for completion in completions]
     with grpc.insecure_channel(server.grpc) as channel:
         stub = services.OrchestratorStub(channel)
-        for content in (
-            {"text_content": messages.DecodeRequest.TextContent(text="ab c")},
-            {"token_content": messages.DecodeRequest.TokenContent(token_ids=PROMPT)},
-        ):
-            answers = list(stub.Decode(messages.DecodeRequest(**content, max_tokens=8)))
-            samples = [answer.stream_content.samples[0] for answer in answers]
-            assert [i for sample in samples for i in sample.token_ids] == ids
-            spoken = TOKENIZER.decode(ids) if "text_content" in content else ""
-            assert "".join(sample.text for sample in samples) == spoken
+        for which in (ends.index("stop"), ends.index("length")):
+            ids = [i for i in completions[which].tokens_T.tolist() if i != EOS]  # not sent, as JetStream does
+            assert len(ids) == len(completions[which].tokens_T) - (ends[which] == "stop")
+            text = messages.DecodeRequest.TextContent(text=TOKENIZER.decode(prompts[which]))
+            tokens = messages.DecodeRequest.TokenContent(token_ids=prompts[which])
+            for content, spoken in (
+                ({"text_content": text}, TOKENIZER.decode(ids)),
+                ({"token_content": tokens}, ""),
+            ):
+                answers = list(stub.Decode(messages.DecodeRequest(**content, max_tokens=8)))
+                samples = [answer.stream_content.samples[0] for answer in answers]
+                assert [i for sample in samples for i in sample.token_ids] == ids
+                assert "".join(sample.text for sample in samples) == spoken
 
 
 def test_weights_pushed_in_mid_stream_change_the_versions(engine, params, other_params):
