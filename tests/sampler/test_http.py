@@ -12,6 +12,8 @@ from scripted_scheduler import ScriptedScheduler, no_test_waits_for_ever, script
 from serving_reference import TOKENIZER, call, connect, events, up
 from test_service import ask, wait_until
 
+from jaxrl_llm.sampler.serving import http_app
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -257,6 +259,17 @@ def test_more_calls_than_allowed_are_429():
         scheduler.let(9)
         assert connection.getresponse().status == 200
         wait_until(lambda: complete(server)[0] == 200)
+
+
+def test_a_body_that_never_comes_gives_its_place_back(monkeypatch):
+    monkeypatch.setattr(http_app, "BODY_S", 0.05)
+    with up(ScriptedScheduler(), max_calls=1) as server, contextlib.closing(connect(server.http)) as connection:
+        connection.putrequest("POST", COMPLETIONS)
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b"{")
+        assert connection.getresponse().status == 408
+        assert complete(server)[0] == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])

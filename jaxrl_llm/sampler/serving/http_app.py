@@ -25,6 +25,9 @@ from jaxrl_llm.types import QueueFullError, UserError
 BODY_BYTES = 4 << 20
 """Of one request's body."""
 
+BODY_S = 30.0
+"""Within which a body must have come: a call that dawdles would keep others out."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -157,10 +160,16 @@ async def _json(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise _HttpError(415, error_body("the body must be application/json", "invalid_request_error"))
     raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > BODY_BYTES:
-            raise _HttpError(413, error_body(f"the body is longer than {BODY_BYTES} bytes", "invalid_request_error"))
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                raw += part
+                if len(raw) > BODY_BYTES:
+                    message = f"the body is longer than {BODY_BYTES} bytes"
+                    raise _HttpError(413, error_body(message, "invalid_request_error"))
+    except TimeoutError:
+        message = f"the body did not come within {BODY_S:.0f} seconds"
+        raise _HttpError(408, error_body(message, "invalid_request_error")) from None
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
