@@ -323,11 +323,13 @@ def test_every_recipe_trains_the_quickstart_policy(name, warmed_up, jaxrl, recor
     recipe = load(CONFIGS / "recipes" / f"{name}.yaml")
     # The recipe's own number of prompts where it is of the quickstart's order; 512 of 16 would take minutes here.
     prompts = recipe.rollout.prompts_per_step if recipe.rollout.prompts_per_step <= 64 else 32
-    options = [f"extends=recipes/{name}.yaml", f"rollout.prompts_per_step={prompts}", *TWENTY]
+    # The policy's rate is that of one update of its 512 completions; several updates share them and it.
+    rate = load(QUICKSTART).optimizer.lr / recipe.algorithm.updates_per_batch
+    options = [f"extends=recipes/{name}.yaml", f"rollout.prompts_per_step={prompts}", f"optimizer.lr={rate}", *TWENTY]
     config = load(QUICKSTART, options)
     changed = [c for c in differences(recipe, config) if not c.startswith(OF_THE_POLICY)]
     assert [c for c in changed if not c.startswith("rollout.prompts_per_step: ")] == []
-    assert config.optimizer == load(QUICKSTART, TWENTY).optimizer  # or the warm-up would be another
+    assert config.optimizer == load(QUICKSTART, options[2:]).optimizer  # or its warm-up would be another
     monkeypatch.setattr(training, "warm_up", lambda *_: warmed_up)
     run = tmp_path / "run"
     status, _, err = jaxrl("train", QUICKSTART, *options, "--run-dir", run)
@@ -339,4 +341,4 @@ def test_every_recipe_trains_the_quickstart_policy(name, warmed_up, jaxrl, recor
     assert all(np.isfinite([record["loss"], record["grad_norm"]]).all() for record in steps)
     assert all(record["tokens_trained"] > 0 for record in steps)
     assert [record["step"] for record in evaluations] == [0, 20]
-    assert evaluations[1]["value"] > evaluations[0]["value"] - 0.1  # it may gain little in 20 steps, and not collapse
+    assert evaluations[1]["value"] > evaluations[0]["value"]
