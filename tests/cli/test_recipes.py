@@ -37,6 +37,7 @@ SCALERL = {
     "group_size": 16,
     "max_lag": 8,
     "length_penalty": "none",
+    "repetition_limit": 0,
     "lr": 5e-7,
     "warmup_steps": 100,
     "betas_and_eps": (0.9, 0.95, 1e-15),
@@ -78,7 +79,12 @@ EXPECTED = {
         "aggregation": "sample",
     },
     "cispo_minimax": SYNCHRONOUS
-    | {"updates_per_batch": 16, "normalisation": "prompt_std", "no_positive_resampling": None},
+    | {
+        "updates_per_batch": 16,
+        "normalisation": "prompt_std",
+        "no_positive_resampling": None,
+        "repetition_limit": 3000,
+    },
     "magistral": PPO
     | {
         "constants": {"clip_low": 0.2, "clip_high": 0.28},
@@ -124,7 +130,7 @@ def resolved(config: RunConfig) -> dict:
         "kl": (algorithm.kl.place, algorithm.kl.estimator, algorithm.kl.coefficient),
         "entropy": (algorithm.entropy.coefficient, algorithm.entropy.target),
         "critic": algorithm.critic.enabled,
-        **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "max_lag")},
+        **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "max_lag", "repetition_limit")},
         "length_penalty": "none" if rollout.length_penalty == "none" else shaping,
         "lr": optimizer.lr,
         "warmup_steps": optimizer.warmup_steps,
