@@ -14,13 +14,13 @@ from jaxrl_llm.types import Completion, QueueFullError, UserError
 
 @pytest.fixture(autouse=True)
 def no_test_waits_for_ever():
-    """What waits for another thread fails after a minute; so does what it still waits for while it is torn down."""
+    """What waits for another thread fails after four minutes; so does what it still waits for while it is torn down."""
 
     def too_long(*_):
-        raise TimeoutError("the test waited for a minute")
+        raise TimeoutError("the test waited for four minutes")
 
     before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, 60, 5)
+    signal.setitimer(signal.ITIMER_REAL, 240, 5)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

@@ -8,7 +8,6 @@ import grpc
 import numpy as np
 import pytest
 from sampler_reference import EOS, make_requests, request, run
-from scripted_scheduler import no_test_waits_for_ever  # noqa: F401
 from serving_reference import TOKENIZER, call, connect, events, up
 
 from jaxrl_llm.sampler.jetstream import orchestrator_protocol
