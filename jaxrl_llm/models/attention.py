@@ -44,14 +44,21 @@ def attend_cached(
     v_BKNC: Float[Array, "B K N C"],
     mask_BTN: Bool[Array, "B T N"],
 ) -> Float[Array, "B T H C"]:
-    """`attend` over keys and values in the cache's layout."""
+    """`attend` over keys and values in the cache's layout.
+
+    Queries of one head group stand together as the rows of one product per slot and head; with an axis of their own for
+    T = 1, XLA on CPU took a fifth longer for a decode step of a small policy.
+    """
     B, T, H, C = q_BTHC.shape
     K = k_BKNC.shape[1]
-    q_BTKGC = q_BTHC.reshape(B, T, K, H // K, C)
-    scores = jnp.einsum("btkgc,bknc->bkgtn", q_BTKGC, k_BKNC, preferred_element_type=jnp.float32) * C**-0.5
-    scores = jnp.where(mask_BTN[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    G = H // K
+    q_BKRC = q_BTHC.reshape(B, T, K, G, C).swapaxes(1, 2).reshape(B, K, T * G, C)
+    scores = jnp.einsum("bkrc,bknc->bkrn", q_BKRC, k_BKNC, preferred_element_type=jnp.float32) * C**-0.5
+    mask_BRN = jnp.repeat(mask_BTN, G, axis=1)
+    scores = jnp.where(mask_BRN[:, None], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_BKNC.dtype)
-    return jnp.einsum("bkgtn,bknc->btkgc", weights, v_BKNC).reshape(B, T, H, C)
+    attended_BKRC = jnp.einsum("bkrn,bknc->bkrc", weights, v_BKNC)
+    return attended_BKRC.reshape(B, K, T, G, C).swapaxes(1, 2).reshape(B, T, H, C)
 
 
 def document_mask(segment_ids_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
