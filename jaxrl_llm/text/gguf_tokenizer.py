@@ -13,7 +13,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxrl_llm.text.tokenizer import check_ids, check_utf8, find_special, unencodable
+from jaxrl_llm.text.byte_level import bytes_without_token
+from jaxrl_llm.text.tokenizer import check_ids, check_utf8, encode_each, find_special, unencodable
 from jaxrl_llm.types import UserError
 
 _NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5  # tokenizer.ggml.token_type
@@ -85,7 +86,7 @@ class GgufTokenizer:
             raise UserError(f"{source}: tokenizer.ggml.merges does not fit the tokens: {error}") from error
         self._bpe.pre_tokenizer = _PRE_TOKENIZERS[pre]()
         self._bpe.decoder = decoders.ByteLevel()
-        self._missing_bytes = _bytes_without_token(vocab)
+        self._missing_bytes = bytes_without_token(vocab)
 
         self._vocab_size = len(tokens)
         self._eos_id = self._special_id(metadata, "tokenizer.ggml.eos_token_id")
@@ -148,6 +149,9 @@ class GgufTokenizer:
             raise unencodable(char, "is not in the tokenizer's vocabulary")
         return self._bpe.encode(text, add_special_tokens=False).ids
 
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        return encode_each(self.encode, parts)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """As `Tokenizer.decode`; bytes that are no UTF-8 (half a character) become U+FFFD."""
         spoken = [i for i in check_ids(ids, self._vocab_size) if i not in self._silent_ids]
@@ -155,12 +159,3 @@ class GgufTokenizer:
 
     def token_id(self, special: str) -> int:
         return find_special(self._special_tokens, special)
-
-
-def _bytes_without_token(vocab: Mapping[str, int]) -> frozenset[int]:
-    """Byte values that no token stands for. Some vocabularies leave out control characters and unusual planes."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    # GPT-2's table: a printable Latin-1 byte is its own character, the others follow from U+0100 in order.
-    others = [byte for byte in range(256) if byte not in printable]
-    char_of = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
-    return frozenset(byte for byte, char in char_of.items() if char not in vocab)

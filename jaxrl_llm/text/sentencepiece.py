@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import sentencepiece
 
-from jaxrl_llm.text.tokenizer import check_ids, check_utf8, find_special, unencodable
+from jaxrl_llm.text.tokenizer import check_ids, check_utf8, encode_each, find_special, unencodable
 from jaxrl_llm.types import UserError
 
 # SentencePiece writes a space as this character, so the character itself would come back as a space.
@@ -91,6 +91,9 @@ class SentencePieceTokenizer:
                     raise unencodable(char, "is not in the tokenizer's vocabulary")
             raise UserError(f"the text {text!r} has a piece that is not in the tokenizer's vocabulary")
         return ids
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        return encode_each(self.encode, parts)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._processor.decode(check_ids(ids, self._vocab_size))
