@@ -24,6 +24,11 @@ _SPECIAL_PIECES = ("<unk>", "</s>")
 class SentencePieceTokenizer:
     """A SentencePiece model as a `Tokenizer`.
 
+    Pieces that the model's makers defined ("<think>") are part of the language: text encodes to them and they decode to
+    text, as in the library. decode(encode(text)) == text for models that neither normalise nor remove white space
+    (Llama 2, Mistral, Gemma: with a space put before every text, or without), not for others (T5: NFKC), nor where a
+    word's space follows it.
+
     The vocabulary's begin-of-sequence id, where there is one, starts every prompt, as the models trained with such
     vocabularies expect; a model built by `build_sentencepiece` has none.
     """

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - templates are written as their families write them, in long lines
 """Chat templates with the structure of published families', in our own words, and a tokenizer that spells ids out.
 
 Each shows what its family's template does: where the system message goes, how tools, calls and results are written, which

@@ -4,7 +4,7 @@ combining marks, right-to-left text, special tokens written out, and what they a
 import functools
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -59,6 +59,17 @@ def strings(count: int = 2000, *, without: str = "", seed: int = 0) -> tuple[str
         if not set(without) & set(text):
             out[text] = None
     return tuple(out)
+
+
+def lacking(encode: Callable[[str], object]) -> str:
+    """The characters of all strings that `encode` refuses."""
+    refused = []
+    for char in sorted({*"".join(_HANDMADE), *(char for units in _ALPHABETS.values() for char in "".join(units))}):
+        try:
+            encode(char)
+        except ValueError:
+            refused.append(char)
+    return "".join(refused)
 
 
 def digests(rows: Sequence[Sequence[int]]) -> np.ndarray:
