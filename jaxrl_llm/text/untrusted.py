@@ -5,6 +5,7 @@ occur nowhere else. Whatever special token is still found in that rendering was 
 with the characters put back, the rendering must be the first one.
 """
 
+import functools
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,10 +31,7 @@ class Disguise:
         used = set(taken)
         self._free = (chr(point) for point in range(0xE000, 0xF900) if chr(point) not in used)
         self._stand_ins: dict[str, str] = {}
-        ends = {name: _ends(name) for name in special_tokens}
-        self.specials = [name for name in ends if ends[name]]
-        self._edges = set("".join(ends.values()))
-        self._held = [text for text in template_texts if text and not any(_meets(text, n) for n in self.specials)]
+        self.specials, self._edges, self._held = _plan(tuple(special_tokens), frozenset(template_texts))
 
     def text(self, text: str) -> str:
         """`text` in disguise; its length stays."""
@@ -86,6 +84,15 @@ class Disguise:
         if char not in self._stand_ins:
             self._stand_ins[char] = next(self._free)
         return self._stand_ins[char]
+
+
+@functools.lru_cache(maxsize=4)  # a pure function, and a vocabulary may have a thousand special tokens
+def _plan(names: tuple[str, ...], texts: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str], tuple[str, ...]]:
+    """The special tokens to look for, the characters that begin or end one, the texts to leave whole."""
+    ends = {name: _ends(name) for name in names}
+    specials = tuple(name for name in names if ends[name])
+    held = tuple(text for text in texts if text and not any(_meets(text, name) for name in specials))
+    return specials, frozenset("".join(ends.values())), held
 
 
 def _is_texts(value: Any) -> bool:
