@@ -14,7 +14,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxrl_llm.text.byte_level import bytes_without_token
-from jaxrl_llm.text.tokenizer import check_ids, check_utf8, encode_each, find_special, unencodable
+from jaxrl_llm.text.gguf_sentencepiece import sentencepiece_from_gguf
+from jaxrl_llm.text.tokenizer import Tokenizer, check_ids, check_utf8, encode_each, find_special, unencodable
 from jaxrl_llm.types import UserError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
@@ -75,7 +76,10 @@ class GgufTokenizer:
         self._source = source
         kind = self._field(metadata, "tokenizer.ggml.model", str)
         if kind != "gpt2":
-            raise UserError(f"{source}: tokenizer.ggml.model {kind!r} is not supported; known: 'gpt2' (byte-level BPE)")
+            raise UserError(
+                f"{source}: tokenizer.ggml.model {kind!r} is not supported; known: 'gpt2' (byte-level BPE) "
+                "and 'llama' (SentencePiece)"
+            )
         pre = self._field(metadata, "tokenizer.ggml.pre", str)
         if pre not in _PRE_TOKENIZERS:
             known = ", ".join(repr(name) for name in _PRE_TOKENIZERS)
@@ -185,3 +189,11 @@ class GgufTokenizer:
 
     def token_id(self, special: str) -> int:
         return find_special(self._special_tokens, special)
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str) -> Tokenizer:
+    """The tokenizer of a GGUF file, of either kind that such files carry. Raises UserError naming the key that is
+    missing, damaged or not supported."""
+    if metadata.get("tokenizer.ggml.model") == "llama":
+        return sentencepiece_from_gguf(metadata, source=source)
+    return GgufTokenizer(metadata, source=source)

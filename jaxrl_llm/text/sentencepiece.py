@@ -5,6 +5,7 @@ SentencePiece: Kudo and Richardson 2018, arXiv:1808.06226.
 
 import hashlib
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -33,8 +34,16 @@ class SentencePieceTokenizer:
     vocabularies expect; a model built by `build_sentencepiece` has none.
     """
 
-    def __init__(self, model: bytes, *, source: str = "SentencePiece model"):
-        """`model` is the content of a .model file; `source` names it in messages.
+    def __init__(
+        self,
+        model: bytes,
+        *,
+        source: str = "SentencePiece model",
+        adds_bos: bool = True,
+        chat_template: str | None = None,
+    ):
+        """`model` is the content of a .model file; `source` names it in messages. A .model file does not say whether a
+        prompt starts with its begin-of-sequence id, nor has it a chat template: who knows may say so.
 
         Raises UserError if it is not a SentencePiece model, or has no end-of-sequence token.
         """
@@ -46,6 +55,7 @@ class SentencePieceTokenizer:
         except RuntimeError as error:
             raise UserError(f"{source}: not a SentencePiece model, or damaged; give a .model file") from error
         self._model = model
+        self._may_add_bos, self._chat_template = adds_bos, chat_template
         self._vocab_size = self._processor.get_piece_size()
         self._unk_id = self._processor.unk_id()
         self._special_tokens = {
@@ -71,19 +81,20 @@ class SentencePieceTokenizer:
 
     @property
     def adds_bos(self) -> bool:
-        return self.bos_id is not None
+        return self._may_add_bos and self.bos_id is not None
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
         return self._special_tokens
 
     @property
-    def chat_template(self) -> None:
-        return None
+    def chat_template(self) -> str | None:
+        return self._chat_template
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(b"sentencepiece\0" + self._model).hexdigest()
+        facts = json.dumps(["sentencepiece", self._may_add_bos, self._chat_template])
+        return hashlib.sha256(facts.encode() + b"\0" + self._model).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         check_utf8(text)

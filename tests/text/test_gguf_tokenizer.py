@@ -107,7 +107,7 @@ def test_the_fingerprint_changes_with_everything_that_changes_ids(metadata):
             "'qwen9' is not a known pre-tokenizer; known: 'gpt-2', 'smollm', 'llama-bpe', 'qwen2'",
         ),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is missing"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokenizer.ggml.tokens": ["a", "b", "a"], "tokenizer.ggml.token_type": [1, 1, 1]}, "holds 'a' twice"),
         ({"tokenizer.ggml.token_type": [1]}, "266 entries, tokenizer.ggml.token_type 1"),

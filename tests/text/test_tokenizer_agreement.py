@@ -1,19 +1,19 @@
 """SentencePiece and GGUF tokenizers against stored results of llama.cpp and against the sentencepiece library."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sentencepiece
-from gguf_families import PRE_TOKENIZERS, byte_level_metadata, sentencepiece_model
+from gguf_families import PRE_TOKENIZERS, byte_level_metadata, sentencepiece_metadata, sentencepiece_model
 from tokenizer_strings import digests, strings
 
-from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer
+from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer, tokenizer_from_gguf
 from jaxrl_llm.text.sentencepiece import SentencePieceTokenizer, load_sentencepiece
 from jaxrl_llm.types import UserError
 
 DATA = Path(__file__).parents[1] / "data"
-UNKNOWN = "\u4e16"
 
 # Options of the library's trainer, by what they are like, and whether every text comes back.
 MODELS = {
@@ -54,6 +54,43 @@ def test_sentencepiece_ids_are_those_of_llama_cpp():
     tokenizer = load_sentencepiece(DATA / "llama_like.model")
     with np.load(DATA / "llama_cpp_tokens.npz") as stored:
         assert differing(tokenizer, strings(2200), stored["sentencepiece"]) == []
+
+
+def test_a_gguf_files_sentencepiece_model_is_the_model():
+    model = load_sentencepiece(DATA / "llama_like.model")
+    metadata = sentencepiece_metadata((DATA / "llama_like.model").read_bytes())
+    tokenizer = tokenizer_from_gguf(metadata, source="t.gguf")
+    with np.load(DATA / "llama_cpp_tokens.npz") as stored:
+        assert differing(tokenizer, strings(2200), stored["sentencepiece"]) == []
+    assert tokenizer.special_tokens == model.special_tokens
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.adds_bos) == (1, 2, False)
+    assert tokenizer.decode([1, *tokenizer.encode("  a"), 2]) == "  a"
+    more = metadata | {"tokenizer.ggml.add_space_prefix": False, "tokenizer.chat_template": "x"}
+    del more["tokenizer.ggml.add_bos_token"]
+    bare = tokenizer_from_gguf(more, source="t.gguf")
+    assert (bare.adds_bos, bare.chat_template) == (True, "x")
+    assert bare.encode(" the") == tokenizer.encode("the") != bare.encode("the")
+    assert len({one.fingerprint for one in (model, tokenizer, bare)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
+        ({"scores": [1, 2]}, "tokenizer.ggml.scores must be a list of float"),
+        ({"scores": [0.0]}, "tokenizer.ggml.tokens, scores and token_type have 420, 1 and 420"),
+        ({"token_type": [7] * 420}, "'<unk>' has token_type 7"),
+        ({"eos_token_id": 420}, "eos_token_id 420 is outside the vocabulary of 420"),
+        ({"tokens": ["a"] * 420}, "not a SentencePiece model"),
+    ],
+)
+def test_damaged_sentencepiece_metadata_is_named(change, message):
+    metadata = sentencepiece_metadata((DATA / "llama_like.model").read_bytes())
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in change.items()}
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        tokenizer_from_gguf(metadata, source="t.gguf")
+    assert str(error.value).startswith("t.gguf: ")
 
 
 @pytest.mark.parametrize("kind", MODELS)
