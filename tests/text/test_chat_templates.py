@@ -141,3 +141,17 @@ def test_the_clock_is_the_machines_unless_given():
 def test_what_a_generation_block_sets_stays_in_it():
     source = "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ messages[0].content }}{% endgeneration %}{{ a }}"
     assert render_chat(Spelled(source, ("<s>", "</s>")), [{"role": "user", "content": "x"}]) == ["x1"]
+
+
+def test_a_text_that_a_template_changes_cannot_be_told_from_its_own():
+    tokenizer = Spelled("{{ messages[0].content | upper }}", ("<s>", "</s>"))
+    with pytest.raises(UserError, match="rewrites a message, or treats it"):
+        render_chat(tokenizer, [{"role": "assistant", "content": "hello"}])
+
+
+@pytest.mark.parametrize("given", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_is_found_under_each_of_its_names(given):
+    tokenizer = Spelled("{{ messages[0].reasoning_content ~ messages[0].thinking }}", ("<s>", "</s>"))
+    assert render_chat(tokenizer, [{"role": "assistant", given: "hm"}]) == ["hmhm"]
+    message = {"role": "assistant", "thinking": "a", "reasoning_content": "b", "content": None}
+    assert render_chat(tokenizer, [message]) == ["ba"]

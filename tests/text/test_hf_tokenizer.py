@@ -129,6 +129,14 @@ def test_a_text_with_the_mark_of_special_tokens_is_text(folders):
         tokenizer.encode("".join(map(chr, range(0xFDD0, 0xFDF0))))
 
 
+def test_a_digit_after_a_special_token_is_not_part_of_it(changed):
+    tokenizer = load_hf(changed("llama2", tokenizer_config={"bos_token": "<s>", "eos_token": "<0x0A>"}))
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 13)
+    ids = tokenizer.encode_parts([1, "3 ", 13, "3"])
+    assert [i for i in ids if i in (1, 13)] == [1, 13]
+    assert tokenizer.decode(ids) == "3  3"
+
+
 def test_the_fingerprint_changes_with_everything_that_changes_ids(changed):
     def config(**more):
         return lambda old: old | more

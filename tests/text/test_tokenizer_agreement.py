@@ -56,6 +56,13 @@ def test_sentencepiece_ids_are_those_of_llama_cpp():
         assert differing(tokenizer, strings(2200), stored["sentencepiece"]) == []
 
 
+def test_what_a_model_file_does_not_say_is_in_the_fingerprint():
+    model = (DATA / "llama_like.model").read_bytes()
+    options = ({}, {"adds_bos": False}, {"chat_template": "x"})
+    assert len({SentencePieceTokenizer(model, **one).fingerprint for one in options}) == 3
+    assert SentencePieceTokenizer(model, source="other").fingerprint == SentencePieceTokenizer(model).fingerprint
+
+
 def test_a_gguf_files_sentencepiece_model_is_the_model():
     model = load_sentencepiece(DATA / "llama_like.model")
     metadata = sentencepiece_metadata((DATA / "llama_like.model").read_bytes())
