@@ -6,11 +6,12 @@ What each metadata key means: the GGUF specification, section "Tokenizer". The p
 from collections.abc import Mapping
 from typing import Any
 
-from sentencepiece import sentencepiece_model_pb2 as pb
+from sentencepiece import sentencepiece_model_pb2
 
 from jaxrl_llm.text.sentencepiece import SentencePieceTokenizer
 from jaxrl_llm.types import UserError
 
+_MESSAGES: Any = sentencepiece_model_pb2  # its classes are made at import
 _TYPES = range(1, 7)
 _BYTE = 6
 
@@ -29,13 +30,13 @@ def sentencepiece_from_gguf(metadata: Mapping[str, Any], *, source: str) -> Sent
             f"{source}: tokenizer.ggml.tokens, scores and token_type have {len(tokens)}, {len(scores)} and "
             f"{len(types)} entries; they must be as many, and not none"
         )
-    proto: Any = pb.ModelProto()
+    proto: Any = _MESSAGES.ModelProto()
     for token, score, kind in zip(tokens, scores, types, strict=True):
         if kind not in _TYPES:
             raise UserError(f"{source}: token {token!r} has token_type {kind}, which is not supported")
         proto.pieces.add(piece=token, score=score, type=kind)
     trainer = proto.trainer_spec
-    trainer.model_type = pb.TrainerSpec.ModelType.Value("BPE")
+    trainer.model_type = _MESSAGES.TrainerSpec.ModelType.Value("BPE")
     trainer.vocab_size = len(tokens)
     trainer.byte_fallback = _BYTE in types
     for name, key, default in (("unk", "unknown", 0), ("bos", "bos", -1), ("eos", "eos", -1), ("pad", "padding", -1)):
