@@ -55,7 +55,7 @@ def test_prompts_through_a_tokenizer_json_and_its_template(tiny, tmp_path):
     task = setup.train_tasks[0]
     assert task.tokens_T.tolist() == [0, 2, *setup.tokenizer.encode(task.prompt), 2]
     assert setup.tokenizer.eos_id == 1
-    with pytest.raises(UserError, match="model.vocab_size = 99, but the tokenizer has 16"):
+    with pytest.raises(UserError, match=r"model\.vocab_size = 99, but the tokenizer has 16"):
         assemble(load(tiny, [*overrides, "model.vocab_size=99"]))
     with pytest.raises(UserError, match="'<stop>' is not a token of"):
         assemble(load(tiny, [*overrides, "tokenizer.eos=<stop>"]))
