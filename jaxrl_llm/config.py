@@ -94,10 +94,9 @@ class RopeScalingConfig(Section):
                 )
         if self.kind == "none" and self.factor != 1:
             raise ValueError(f"factor {self.factor} is given, but kind is none")
-        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(f"low_freq_factor {self.low_freq_factor} is not below high_freq_factor")
-        if self.kind == "yarn" and not self.beta_slow < self.beta_fast:
-            raise ValueError(f"beta_slow {self.beta_slow} is not below beta_fast {self.beta_fast}")
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if low in wanted and not getattr(self, low) < getattr(self, high):
+                raise ValueError(f"{low} {getattr(self, low)} is not below {high} {getattr(self, high)}")
         return self
 
 

@@ -59,7 +59,7 @@ def rope_frequencies(
     return frequencies.astype(np.float32), _set(scaling.attention_factor)
 
 
-def _set(value):
+def _set(value: float | None) -> float:
     assert value is not None  # RopeScalingConfig checks it
     return value
 

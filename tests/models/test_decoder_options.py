@@ -1,4 +1,4 @@
-"""What each declared option of the decoder promises; whole families are held to their reference in tests/checkpoints."""
+"""What each declared option of the decoder promises; tests/checkpoints holds whole families to their reference."""
 
 import jax
 import jax.numpy as jnp
