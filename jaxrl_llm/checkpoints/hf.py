@@ -5,8 +5,9 @@ presence, dtype and shape.
 """
 
 import json
+import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -153,10 +154,14 @@ def read_hf_params(folder: HfFolder, dtype: Any = "float32", shardings: Params |
             continue
         if tensor.layer == 0:
             shape = (folder.model.layers, *tensor.ours)
-            node[leaf] = jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
+            node[leaf] = jax.block_until_ready(jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)())
         one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-        node[leaf] = _put_layer(node[leaf], _to_devices(stored, tensor, dtype, one), np.int32(tensor.layer))
-        node[leaf].block_until_ready()  # or the layers read ahead would pile up on the host
+        # A transfer before the next layer is read: JAX lets go of host memory it was lent only when it is called again.
+        index = jax.device_put(np.int32(tensor.layer), NamedSharding(sharding.mesh, PartitionSpec()))
+        layer = jax.block_until_ready(_to_devices(stored, tensor, dtype, one))
+        # Waited for, or the layers read ahead would pile up on the host.
+        node[leaf] = jax.block_until_ready(_put_layer(node[leaf], layer, index))
+        del layer
     return params
 
 
@@ -175,6 +180,14 @@ def _fill(stored: StoredTensor, tensor: HfTensor, out: np.ndarray, part: tuple[s
     stored.read_into(out.transpose(back), tensor.view, tuple(part[axis] for axis in back))
 
 
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An empty array that begins at a multiple of 64 bytes: the CPU backend takes such memory over without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
 def _to_devices(stored: StoredTensor, tensor: HfTensor, dtype: Any, sharding: NamedSharding) -> jax.Array:
     """One tensor in our layout; each distinct part is read once, however many devices hold it."""
     parts: dict[Any, np.ndarray] = {}
@@ -183,7 +196,7 @@ def _to_devices(stored: StoredTensor, tensor: HfTensor, dtype: Any, sharding: Na
         part = _everything(tensor) if part is None else part
         key = tuple(s.indices(n) for s, n in zip(part, tensor.ours, strict=True))
         if key not in parts:
-            parts[key] = np.empty([len(range(*bounds)) for bounds in key], dtype)
+            parts[key] = _aligned([len(range(*bounds)) for bounds in key], dtype)
             _fill(stored, tensor, parts[key], part)
         return parts[key]
 

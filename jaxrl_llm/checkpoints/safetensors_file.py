@@ -25,7 +25,7 @@ FLOATS = {"F32": np.dtype("float32"), "F16": np.dtype("float16"), "BF16": np.dty
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1} | {name: dtype.itemsize for name, dtype in FLOATS.items()}
 _MAX_TABLE = 100_000_000  # bytes, as the format's own library has it
-_BLOCK = 4 * 2**20  # bytes read at once: what a conversion holds beside its result
+_BLOCK = 2**20  # bytes read at once: what a conversion holds beside its result
 
 
 @dataclass(frozen=True)
