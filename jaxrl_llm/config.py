@@ -405,6 +405,9 @@ class RolloutConfig(Section):
     reward_correct: Float = Field(1.0, description="reward of a right answer")
     reward_wrong: Float = Field(-1.0, description="reward of a wrong answer")
     interruption: InterruptionConfig = InterruptionConfig()
+    repetition_limit: Int = Field(
+        0, ge=0, description="end a completion after so many consecutive tokens of probability above .99; 0 is never"
+    )
     length_penalty: Literal["none", "all", "correct"] = Field(
         "none",
         description="which completions a soft overlong penalty is added to: 0 up to length_limit - length_cache tokens, falling to -1 at length_limit",

@@ -145,10 +145,7 @@ class CheckpointStore:
 
     def read_params(self, step: int) -> Params:
         """The parameters of one step as host arrays, verified. Raises UserError if there is none or it is corrupt."""
-        entries = [entry for entry in self._entries() if entry.step == step]
-        if not entries:
-            raise UserError(f"{self._directory} has no checkpoint of step {step}; it has {self.steps()}")
-        path = entries[-1].path
+        path = self._newest_attempt(step)
         try:
             body = read_manifest(path / _MANIFEST)
             wanted: dict[str, Any] = {}
@@ -161,7 +158,20 @@ class CheckpointStore:
             raise UserError(
                 f"checkpoint {path} is damaged: {error}; use another step, there are {self.steps()}"
             ) from error
-        return state["params"]
+
+    def fingerprints(self, step: int) -> dict[str, str]:
+        """What the checkpoint of one step was saved with. Raises UserError if there is none or it is corrupt."""
+        path = self._newest_attempt(step)
+        try:
+            return dict(read_manifest(path / _MANIFEST)["fingerprints"])
+        except CorruptCheckpoint as error:
+            raise UserError(f"checkpoint {path} is damaged: {error}") from error
+
+    def _newest_attempt(self, step: int) -> Path:
+        entries = [entry for entry in self._entries() if entry.step == step]
+        if not entries:
+            raise UserError(f"{self._directory} has no checkpoint of step {step}; it has {self.steps()}")
+        return entries[-1].path
 
     def _entries(self) -> list[_Entry]:
         if not self._directory.is_dir():

@@ -101,3 +101,13 @@ def _short(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_short(v) for v in value) + "]"
     return str(value)
+
+
+def say(text: str) -> None:
+    """One line, at once."""
+    print(text, flush=True)
+
+
+def write(text: str) -> None:
+    """Text as it is, at once."""
+    print(text, end="", flush=True)

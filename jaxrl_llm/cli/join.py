@@ -89,7 +89,12 @@ def rl_algorithm(setup: Setup) -> Algorithm:
 def _sampling(config: RunConfig, temperature: float) -> Sampling:
     how = config.rollout.interruption
     thinking = ThinkingBudget(how.lowest, how.highest, how.answer_tokens) if how.enabled else None
-    return Sampling(config.rollout.max_new_tokens, temperature, thinking=thinking)
+    return Sampling(
+        config.rollout.max_new_tokens,
+        temperature,
+        thinking=thinking,
+        repetition_limit=config.rollout.repetition_limit,
+    )
 
 
 class Joined:

@@ -56,6 +56,80 @@ def sft(config: ConfigPath, overrides: Overrides = None, run_dir: RunDir = None)
     run_training(config_room.load(config, overrides or ()), run_dir or Path("runs") / config.stem, reinforce=False)
 
 
+Target = Annotated[
+    Path, typer.Argument(help="a YAML file, a run directory, or a checkpoint directory of one", metavar="CONFIG_OR_RUN")
+]
+Weights = Annotated[
+    Path | None, typer.Option("--run-dir", help="the run whose newest checkpoint to use, or one checkpoint of it")
+]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="untrained weights, to try things out")]
+
+
+@app.command()
+def serve(
+    target: Target,
+    overrides: Overrides = None,
+    run_dir: Weights = None,
+    random_weights: RandomWeights = False,
+    host: Annotated[str, typer.Option(help="any but this machine's own needs a token and TLS")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="of gRPC; 0 takes a free one", min=0, max=65535)] = 9000,
+    http_port: Annotated[int, typer.Option(help="of HTTP; 0 takes a free one", min=0, max=65535)] = 8000,
+    token_file: Annotated[Path | None, typer.Option(help="file of the token [default: $JAXRL_SERVE_TOKEN]")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM private key of the certificate")] = None,
+    name: Annotated[str | None, typer.Option(help="the model's name for HTTP clients [default: CONFIG's]")] = None,
+    max_queue: Annotated[int, typer.Option(help="completions that may wait for a slot", min=1)] = 1024,
+    max_calls: Annotated[int, typer.Option(help="open calls of each server", min=1)] = 256,
+) -> None:
+    """Serve a policy over gRPC (JetStream's service and the RL service) and OpenAI-compatible HTTP."""
+    from jaxrl_llm.sampler.serving.access import check_access, read_token
+
+    access = check_access(host, read_token(token_file), tls_cert, tls_key)
+    from jaxrl_llm.cli.console import say
+    from jaxrl_llm.cli.policy import open_policy
+    from jaxrl_llm.cli.serving import ServeOptions, serve_policy
+
+    policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights)
+    serve_policy(policy, access, ServeOptions(name or target.stem, port, http_port, max_queue, max_calls), say)
+
+
+@app.command()
+def sample(
+    target: Target,
+    overrides: Overrides = None,
+    run_dir: Weights = None,
+    random_weights: RandomWeights = False,
+    prompt: Annotated[str | None, typer.Option(help="one prompt")] = None,
+    file: Annotated[Path | None, typer.Option(help="prompts, one a line; or .jsonl of prompt or tokens")] = None,
+    n: Annotated[int, typer.Option(help="completions of each prompt", min=1)] = 1,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy [default: rollout.temperature]")] = None,
+    top_p: Annotated[float, typer.Option(help="1 is off")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 is off")] = 0,
+    min_p: Annotated[float, typer.Option(help="0 is off")] = 0.0,
+    max_new_tokens: Annotated[int | None, typer.Option(help="[default: rollout.max_new_tokens]")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="a text that ends a completion; may be repeated")] = None,
+    seed: Annotated[int, typer.Option(help="the same seed gives the same completions")] = 0,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="every token with its log-probability")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per completion")] = False,
+) -> None:
+    """Sample a policy: --prompt, --file, or line by line from the terminal or a pipe."""
+    from jaxrl_llm.cli.console import write
+    from jaxrl_llm.cli.policy import open_policy
+    from jaxrl_llm.cli.sampling import SampleOptions, converse, read_prompts, sample_prompts, text_prompt, typed_lines
+
+    if prompt is not None and file is not None:
+        raise UserError("--prompt and --file are both given; give one, or neither to type prompts")
+    stops = tuple(stop or ())
+    options = SampleOptions(max_new_tokens, temperature, top_p, top_k, min_p, stops, seed, n, logprobs, as_json)
+    policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights)
+    print(f"sampling with {policy.origin}", file=sys.stderr, flush=True)
+    if prompt is None and file is None:
+        converse(policy, options, typed_lines(sys.stdin), write)
+    else:
+        prompts = read_prompts(file, policy.setup) if file else [text_prompt(prompt or "", policy.setup)]
+        sample_prompts(policy, prompts, options, write)
+
+
 @app.command()
 def fit(
     source: Annotated[Path, typer.Argument(help="a run directory, or a CSV or JSONL file of one curve")],

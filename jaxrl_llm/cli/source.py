@@ -46,7 +46,7 @@ def run_checkpoints(path: Path, step: int | None) -> tuple[ModelConfig, Checkpoi
     return config.model, store, steps[-1] if step is None else step
 
 
-def open_policy(source: str, *, step: int | None = None) -> Policy:
+def read_policy(source: str, *, step: int | None = None) -> Policy:
     """Reads a whole policy. Raises UserError if the source is none of the three, damaged, or no known HF family."""
     path = Path(source)
     if is_run(path):

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
 from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.cli.join import Joined
 from jaxrl_llm.cli.reference import reference_policy
 from jaxrl_llm.cli.run_dir import claim
@@ -33,7 +32,7 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     With `reinforce` False only the supervised warm-up runs. Raises UserError before anything is written if the
     configuration, the files or the devices do not fit, and RunFailedError if training cannot go on.
     """
-    _configure_jax(config)
+    configure_jax(config.device)
     setup = assemble(config)
     lock = lock_run(run_dir)
     try:
@@ -42,15 +41,6 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
             return _run(setup, run_dir, stop_requested, reinforce=reinforce)
     finally:
         lock.close()
-
-
-def _configure_jax(config: RunConfig) -> None:
-    wanted: dict[str, Any] = {"jax_num_cpu_devices": config.device.cpu_devices}
-    if config.device.platform == "cpu":
-        wanted["jax_platforms"] = "cpu"
-    for name, value in wanted.items():
-        if getattr(jax.config, name) != value:  # JAX refuses any update once its backend is up
-            jax.config.update(name, value)
 
 
 @contextmanager

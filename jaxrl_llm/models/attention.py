@@ -25,7 +25,7 @@ def attend(
     K = k_BUKC.shape[2]
     q_BTKGC = q_BTHC.reshape(B, T, K, H // K, C)
     scores = jnp.einsum("btkgc,bukc->bkgtu", q_BTKGC, k_BUKC, preferred_element_type=jnp.float32)
-    weights = _weights(scores, mask_BTU, scale, softcap).astype(v_BUKC.dtype)
+    weights = _weights(scores, mask_BTU[:, None, None], scale, softcap).astype(v_BUKC.dtype)
     return jnp.einsum("bkgtu,bukc->btkgc", weights, v_BUKC).reshape(B, T, H, C)
 
 
@@ -38,18 +38,26 @@ def attend_cached(
     scale: float,
     softcap: float | None = None,
 ) -> Float[Array, "B T H C"]:
-    """`attend` over keys and values in the cache's layout."""
+    """`attend` over keys and values in the cache's layout.
+
+    Queries of one head group stand together as the rows of one product per slot and head; with an axis of their own for
+    T = 1, XLA on CPU took a fifth longer for a decode step of a small policy.
+    """
     B, T, H, C = q_BTHC.shape
     K = k_BKNC.shape[1]
-    q_BTKGC = q_BTHC.reshape(B, T, K, H // K, C)
-    scores = jnp.einsum("btkgc,bknc->bkgtn", q_BTKGC, k_BKNC, preferred_element_type=jnp.float32)
-    weights = _weights(scores, mask_BTN, scale, softcap).astype(v_BKNC.dtype)
-    return jnp.einsum("bkgtn,bknc->btkgc", weights, v_BKNC).reshape(B, T, H, C)
+    G = H // K
+    q_BKRC = q_BTHC.reshape(B, T, K, G, C).swapaxes(1, 2).reshape(B, K, T * G, C)
+    scores = jnp.einsum("bkrc,bknc->bkrn", q_BKRC, k_BKNC, preferred_element_type=jnp.float32)
+    mask_BRN = jnp.repeat(mask_BTN, G, axis=1)
+    weights = _weights(scores, mask_BRN[:, None], scale, softcap).astype(v_BKNC.dtype)
+    attended_BKRC = jnp.einsum("bkrn,bknc->bkrc", weights, v_BKNC)
+    return attended_BKRC.reshape(B, K, T, G, C).swapaxes(1, 2).reshape(B, T, H, C)
 
 
-def _weights(scores_BKGTU: Array, mask_BTU: Array, scale: float, softcap: float | None) -> Array:
-    scores = soft_cap(scores_BKGTU * scale, softcap)
-    return jax.nn.softmax(jnp.where(mask_BTU[:, None, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
+def _weights(scores: Array, mask: Array, scale: float, softcap: float | None) -> Array:
+    """Softmax over the last axis where `mask`, which has the scores' axes or ones, allows."""
+    scores = soft_cap(scores * scale, softcap)
+    return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
 
 
 def document_mask(segment_ids_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

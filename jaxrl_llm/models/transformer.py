@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.models.attention import attend, attend_cached, document_mask, in_window
-from jaxrl_llm.models.kv_cache import KVCache, read_layer, write_span, write_tokens
+from jaxrl_llm.models.kv_cache import Cache, positions, read_layer, write_span, write_tokens
 from jaxrl_llm.models.quantised import dequantise
 from jaxrl_llm.models.rope import Rotation, rotate, rotations
 from jaxrl_llm.types import Params
@@ -238,8 +238,8 @@ def decode(
     params: Params,
     tokens_S: Int[Array, " S"],
     positions_S: Int[Array, " S"],
-    cache: KVCache,
-) -> tuple[Float[Array, "S D"], KVCache]:
+    cache: Cache,
+) -> tuple[Float[Array, "S D"], Cache]:
     """One token per slot: writes its keys and values at `positions_S`, attends to positions 0..positions_S."""
 
     def write(cache, index, k, v):
@@ -250,8 +250,8 @@ def decode(
 
 
 def extend(
-    config: ModelConfig, params: Params, tokens_BT: Int[Array, "B T"], start: Int[Array, ""], cache: KVCache
-) -> tuple[Float[Array, "B T D"], KVCache]:
+    config: ModelConfig, params: Params, tokens_BT: Int[Array, "B T"], start: Int[Array, ""], cache: Cache
+) -> tuple[Float[Array, "B T D"], Cache]:
     """T more tokens of every row, at positions start ... start + T - 1 of a cache that holds what came before.
 
     Rows shorter than that write keys nobody may read: positions beyond a row's length are for later tokens to fill.
@@ -264,8 +264,8 @@ def extend(
     return _cached(config, params, tokens_BT, positions_BT, cache, write)
 
 
-def _cached(config, params, tokens_BT, positions_BT, cache, write) -> tuple[Array, KVCache]:
-    cached_1N = jnp.arange(cache.k.shape[3])[None]
+def _cached(config, params, tokens_BT, positions_BT, cache, write) -> tuple[Array, Cache]:
+    cached_1N = jnp.arange(positions(cache))[None]
     mask_BTN, local_mask_BTN = cached_1N[:, None] <= positions_BT[..., None], None
     if config.window is not None:
         local_mask_BTN = mask_BTN & in_window(positions_BT, cached_1N, config.window)

@@ -34,6 +34,7 @@ def describe_groups(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         "pass_rate": pass_rate(groups),
         "completion_tokens_mean": float(np.mean([len(e.completion.tokens_T) for e in episodes])),
         "truncation_rate": float(np.mean([e.completion.finish == "length" for e in episodes])),
+        "interruption_rate": float(np.mean([e.completion.forced_T.any() for e in episodes])),
         "reward_failures": float(len(episodes) - len(rewards)),
     }
 

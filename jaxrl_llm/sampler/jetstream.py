@@ -1,4 +1,5 @@
-"""The only module that imports JetStream: its Engine interface, or the stand-in where the wheel is absent.
+"""The only module that imports JetStream: its Engine interface, or the stand-in where the wheel is absent; its server's
+protocol, where the wheel is there.
 
 google-jetstream 0.2.2 asks for seqio, which pulls TensorFlow, for two class names that its engine interface only
 mentions. Where seqio is absent an empty module with those two names stands in while JetStream is imported and leaves
@@ -12,7 +13,7 @@ import logging
 import sys
 import types
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 
 @contextlib.contextmanager
@@ -56,4 +57,16 @@ else:
 
     ENGINE_BASE = f"google-jetstream {importlib.metadata.version('google-jetstream')}"
 
-__all__ = ["ENGINE_BASE", "Engine", "ResultTokens", "SlotData", "tokenizer_pb2"]
+__all__ = ["ENGINE_BASE", "Engine", "ResultTokens", "SlotData", "orchestrator_protocol", "tokenizer_pb2"]
+
+
+def orchestrator_protocol() -> tuple[Any, Any] | None:
+    """JetStream's own (jetstream_pb2, jetstream_pb2_grpc), the messages and the service its stock clients speak.
+
+    None where the wheel is absent. Imported on demand: only a server needs gRPC.
+    """
+    if importlib.util.find_spec("jetstream") is None:
+        return None
+    with _root_logger_kept():
+        from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
+    return jetstream_pb2, jetstream_pb2_grpc

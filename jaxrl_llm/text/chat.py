@@ -1,6 +1,8 @@
-"""From a user's text to the prompt's token ids, with or without the model's chat template."""
+"""From a user's text, or a conversation, to the prompt's token ids, with or without the model's chat template."""
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import jinja2
@@ -34,10 +36,27 @@ def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: ChatTempla
     if template == "none":
         bos = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
         return bos + tokenizer.encode(user_text)
-    before, text, after = _render_around(tokenizer, user_text, _source(tokenizer, template))
+    return render_messages_ids(tokenizer, [Message("user", user_text)], template)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+def render_messages_ids(
+    tokenizer: Tokenizer, messages: Sequence[Message], template: Literal["model", "chatml"]
+) -> list[int]:
+    """Token ids of a conversation and the assistant's header, as `render_prompt_ids` makes them of one user turn.
+
+    No message's text is searched for special tokens, an assistant's earlier turns included.
+    """
     ids: list[int] = []
-    pending = ""  # ordinary text not yet encoded, so that the user's text joins the template's on both sides
-    for part, trusted in ((before, True), (text, False), (after, True)):
+    pending = ""  # ordinary text not yet encoded, so that a message's text joins the template's on both sides
+    for part, trusted in _render_parts(tokenizer, messages, _source(tokenizer, template)):
         for piece, special_id in _split_specials(tokenizer, part) if trusted else [(part, None)]:
             if special_id is None:
                 pending += piece
@@ -72,26 +91,35 @@ def _source(tokenizer: Tokenizer, template: ChatTemplate) -> str:
     return tokenizer.chat_template
 
 
-def _render_around(tokenizer: Tokenizer, user_text: str, source: str) -> tuple[str, str, str]:
-    """The rendered chat in three parts: template, the user's text as the template writes it, template."""
+def _render_parts(tokenizer: Tokenizer, messages: Sequence[Message], source: str) -> list[tuple[str, bool]]:
+    """The rendered chat as (text, trusted): the template's own text, and the messages' as the template writes them."""
     names: dict[int | None, str] = {i: name for name, i in tokenizer.special_tokens.items()}
     variables = {
         "add_generation_prompt": True,
         "bos_token": names.get(tokenizer.bos_id, ""),
         "eos_token": names.get(tokenizer.eos_id, ""),
     }
-    mark = "\ue000"  # rendered in place of the text, it shows where the template puts it
+    mark = "\ue000"  # rendered in place of each text, it shows where the template puts it
     try:
         template = _compile(source)
-        rendered = template.render(messages=[{"role": "user", "content": user_text}], **variables)
-        marked = template.render(messages=[{"role": "user", "content": mark}], **variables)
+        rendered = template.render(messages=[{"role": m.role, "content": m.text} for m in messages], **variables)
+        marked = template.render(messages=[{"role": m.role, "content": mark} for m in messages], **variables)
     except jinja2.TemplateError as error:
         raise UserError(f"the model's chat template cannot be rendered: {error}") from error
-    before, found, after = marked.partition(mark)
-    for text in (user_text, user_text.strip()):  # some templates trim the message
-        if found and rendered == before + text + after:
-            return before, text, after
-    raise UserError("the model's chat template rewrites the user's message, which is not supported; set it to none")
+    first, *following = marked.split(mark)
+    parts, at = [(first, True)], len(first)
+    if len(following) == len(messages) and rendered.startswith(first):
+        for message, after in zip(messages, following, strict=True):
+            # Some templates trim messages.
+            text = next((t for t in (message.text, message.text.strip()) if rendered.startswith(t + after, at)), None)
+            if text is None:
+                break
+            parts += [(text, False), (after, True)]
+            at += len(text + after)
+        else:
+            if at == len(rendered):
+                return parts
+    raise UserError("the model's chat template rewrites a message, which is not supported; set it to none")
 
 
 def _split_specials(tokenizer: Tokenizer, text: str) -> list[tuple[str, int | None]]:

@@ -69,9 +69,8 @@ def test_chunks_and_single_tokens_through_the_cache_are_the_references(name, ref
         layers = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(config.layers)]
         params = params | {"layers": tuple(layers)}
     tokens, wanted = np.array(TOKENS[0], np.int32), reference[f"{name}.long"]
-    cache = empty_cache(
-        layers=config.layers, slots=2, length=24, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=jnp.float32
-    )
+    shape = {"layers": config.layers, "kv_heads": config.kv_heads, "head_dim": config.head_dim}
+    cache = empty_cache(**shape, slots=2, length=24, dtype=jnp.float32, unstack=CACHED[name])
     run = jax.jit(lambda p, t, start, c: extend(config, p, t, start, c))
     step = jax.jit(lambda p, t, at, c: decode(config, p, t, at, c))
     for start in range(0, 18, CHUNK):

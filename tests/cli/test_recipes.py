@@ -37,6 +37,7 @@ SCALERL = {
     "group_size": 16,
     "max_lag": 8,
     "length_penalty": "none",
+    "repetition_limit": 0,
     "lr": 5e-7,
     "warmup_steps": 100,
     "betas_and_eps": (0.9, 0.95, 1e-15),
@@ -78,7 +79,12 @@ EXPECTED = {
         "aggregation": "sample",
     },
     "cispo_minimax": SYNCHRONOUS
-    | {"updates_per_batch": 16, "normalisation": "prompt_std", "no_positive_resampling": None},
+    | {
+        "updates_per_batch": 16,
+        "normalisation": "prompt_std",
+        "no_positive_resampling": None,
+        "repetition_limit": 3000,
+    },
     "magistral": PPO
     | {
         "constants": {"clip_low": 0.2, "clip_high": 0.28},
@@ -124,7 +130,7 @@ def resolved(config: RunConfig) -> dict:
         "kl": (algorithm.kl.place, algorithm.kl.estimator, algorithm.kl.coefficient),
         "entropy": (algorithm.entropy.coefficient, algorithm.entropy.target),
         "critic": algorithm.critic.enabled,
-        **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "max_lag")},
+        **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "max_lag", "repetition_limit")},
         "length_penalty": "none" if rollout.length_penalty == "none" else shaping,
         "lr": optimizer.lr,
         "warmup_steps": optimizer.warmup_steps,
@@ -323,11 +329,13 @@ def test_every_recipe_trains_the_quickstart_policy(name, warmed_up, jaxrl, recor
     recipe = load(CONFIGS / "recipes" / f"{name}.yaml")
     # The recipe's own number of prompts where it is of the quickstart's order; 512 of 16 would take minutes here.
     prompts = recipe.rollout.prompts_per_step if recipe.rollout.prompts_per_step <= 64 else 32
-    options = [f"extends=recipes/{name}.yaml", f"rollout.prompts_per_step={prompts}", *TWENTY]
+    # The policy's rate is that of one update of its 512 completions; several updates share them and it.
+    rate = load(QUICKSTART).optimizer.lr / recipe.algorithm.updates_per_batch
+    options = [f"extends=recipes/{name}.yaml", f"rollout.prompts_per_step={prompts}", f"optimizer.lr={rate}", *TWENTY]
     config = load(QUICKSTART, options)
     changed = [c for c in differences(recipe, config) if not c.startswith(OF_THE_POLICY)]
     assert [c for c in changed if not c.startswith("rollout.prompts_per_step: ")] == []
-    assert config.optimizer == load(QUICKSTART, TWENTY).optimizer  # or the warm-up would be another
+    assert config.optimizer == load(QUICKSTART, options[2:]).optimizer  # or its warm-up would be another
     monkeypatch.setattr(training, "warm_up", lambda *_: warmed_up)
     run = tmp_path / "run"
     status, _, err = jaxrl("train", QUICKSTART, *options, "--run-dir", run)
@@ -339,4 +347,4 @@ def test_every_recipe_trains_the_quickstart_policy(name, warmed_up, jaxrl, recor
     assert all(np.isfinite([record["loss"], record["grad_norm"]]).all() for record in steps)
     assert all(record["tokens_trained"] > 0 for record in steps)
     assert [record["step"] for record in evaluations] == [0, 20]
-    assert evaluations[1]["value"] > evaluations[0]["value"] - 0.1  # it may gain little in 20 steps, and not collapse
+    assert evaluations[1]["value"] > evaluations[0]["value"]

@@ -103,6 +103,21 @@ def test_a_frozen_policy_never_drifts_from_its_sampler(tiny, jaxrl, records, mon
         assert max(mismatch[half:]) < 2 * max(mismatch[:half]) + 1e-6
 
 
+def test_a_run_with_forced_interruption_trains(tiny, jaxrl, records):
+    run = tiny.parent / "run"
+    how = ["enabled=true", "lowest=1", "highest=2", "answer_tokens=2", "phrase='='", "end_of_thinking=null"]
+    options = [f"rollout.interruption.{option}" for option in how]
+    sizes = ["rollout.max_new_tokens=5", "sampler.kv_dtype=int8", "sampler.recompute_kv=true", "train.steps=3"]
+    status, _, err = jaxrl("train", tiny, *options, *sizes, "--run-dir", run)
+    assert status == 0, err
+    assert all(0 < record["interruption_rate"] <= 1 for record in records(run, "metrics"))
+    assert all("=" in sample["completion"] or sample["finish"] == "stop" for sample in records(run, "samples"))
+    assert all(1e-5 < record["mismatch_max"] < 0.1 for record in records(run, "eval"))  # the int8 cache, declared
+    status, _, err = jaxrl("train", tiny, *options, "--run-dir", tiny.parent / "short")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "= 5 exceeds rollout.max_new_tokens = 3" in err
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_run_goes_on_and_ends_as_if_uninterrupted(tiny, jaxrl, records, how):
     """Synchronous (max_lag 0), where nothing depends on a clock: the records are equal to the last bit."""

@@ -1,4 +1,5 @@
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.data.packing import first_fit, rows_needed
+from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.losses.advantages import centre, normalise
 from jaxrl_llm.losses.aggregate import completion_weights
 from jaxrl_llm.rollout.batching import RowShape, Selection, pack, row_shape, select, supervised
+from jaxrl_llm.rollout.statistics import describe_groups
 from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PromptTask, Reward
 
 
@@ -106,6 +109,20 @@ def test_untrainable_tokens_are_inputs_without_weight():
     forced = Episode(episode.completion, np.array([True, False, True]), episode.reward)
     step = select([EpisodeGroup(0, one.task, (forced, one.episodes[1]))], SCALERL)
     np.testing.assert_allclose(step.documents[0].weights_C, [1 / 3, 0, 1 / 3])
+
+
+def test_forced_tokens_are_read_and_never_trained():
+    # An interruption's phrase: in the row, with no weight, and in no denominator.
+    groups = [group(0, [1, 0], [4, 2])]
+    environment = SingleTurn(decode=lambda ids: "x", score=lambda text, answer, finished: Reward(1.0, {"correct": 1.0}))
+    forced = replace(groups[0].episodes[0].completion, forced_T=np.array([False, True, True, False]))
+    episode = replace(environment.episode(groups[0].task, forced), reward=groups[0].episodes[0].reward)
+    groups = [replace(groups[0], episodes=(episode, groups[0].episodes[1]))]
+    documents = select(groups, SCALERL).documents
+    np.testing.assert_allclose(documents[0].weights_C, [1 / 4, 0, 0, 1 / 4])  # 2 + 2 trained tokens of one prompt
+    np.testing.assert_allclose(documents[1].weights_C, [1 / 4, 1 / 4])
+    np.testing.assert_array_equal(documents[0].completion_C, forced.tokens_T)
+    assert describe_groups(groups)["interruption_rate"] == 0.5
 
 
 def test_zero_variance_is_counted_whether_or_not_it_is_filtered():

@@ -46,6 +46,11 @@ def make_engine(config=CONFIG, *, slots=4, decode_steps=3, axes=None, **changes)
     return PolicyEngine(config, mesh=mesh, slots=slots, decode_steps=decode_steps, **settings)
 
 
+def stacked_keys(cache):
+    """[L S K N C] whether the cache is a stack or a tuple of layers."""
+    return np.stack([layer.k for layer in cache]) if isinstance(cache, tuple) else np.asarray(cache.k)
+
+
 def request(prompt, *, new=NEW, temperature=1.0, seed=0, stream=0, sibling=0, **how):
     return SampleRequest(np.asarray(prompt, np.int32), Sampling(new, temperature, **how), seed, stream, sibling)
 

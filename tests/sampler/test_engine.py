@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampler_reference import CONFIG, EOS, NEW, PROMPT, make_engine, request, run
+from sampler_reference import CONFIG, EOS, NEW, PROMPT, make_engine, request, run, stacked_keys
 
 from jaxrl_llm.sampler.jetstream import Engine, ResultTokens
 from jaxrl_llm.sampler.sampling import request_keys, sample, token_keys
@@ -64,7 +64,7 @@ def test_the_engine_describes_itself(engine):
     assert engine.colocated_cpus is None
     assert engine.mesh.shape["tensor"] == 1
     assert make_engine(tokenizer_path="a/b.model").get_tokenizer().path == "a/b.model"
-    assert jax.tree.structure(engine.get_prefix_destination_sharding()).num_leaves == 5
+    assert jax.tree.structure(engine.get_prefix_destination_sharding()).num_leaves == 2 * CONFIG.layers + 3
 
 
 def test_a_prompt_outside_the_engine_is_refused(engine, params):
@@ -137,14 +137,14 @@ def test_an_engine_that_cannot_work_is_refused(changes, words):
 def test_only_the_slots_named_are_written(engine, params):
     loaded, state = engine.load_params(params), engine.init_decode_state()
     state = state.replace(cache=jax.tree.map(lambda x: x + 7, state.cache))
-    before = np.asarray(state.cache.k)
+    before = stacked_keys(state.cache)
     prompts = [np.array([3, 4]), np.array([5, 6, 7])]
     prefix = engine.prefill_many(loaded, prompts, engine.device_version(3))
     state = engine.insert_many(prefix, state, [(3, 1, request([5], new=4)), (1, 0, request([5], new=1))])
-    after = np.asarray(state.cache.k)
+    after = stacked_keys(state.cache)
     np.testing.assert_array_equal(after[:, [0, 2]], before[:, [0, 2]])
-    np.testing.assert_array_equal(after[:, 3, :, :3], np.asarray(prefix.cache.k)[:, 1, :, :3])
-    np.testing.assert_array_equal(after[:, 1, :, :2], np.asarray(prefix.cache.k)[:, 0, :, :2])
+    np.testing.assert_array_equal(after[:, 3, :, :3], stacked_keys(prefix.cache)[:, 1, :, :3])
+    np.testing.assert_array_equal(after[:, 1, :, :2], stacked_keys(prefix.cache)[:, 0, :, :2])
     np.testing.assert_array_equal(after[:, :, :, PROMPT:], before[:, :, :, PROMPT:])
     assert np.asarray(state.first.flags).tolist() == [0, 1, 0, 1]
     assert not state.slots.active[1]  # its limit is its first token

@@ -36,8 +36,9 @@ def test_a_sampler_of_fewer_bits_stays_within_its_budget(trainer, params, name, 
 def test_int8_is_what_it_says(params):
     engine = make_engine(kv_dtype="int8", int8_weights=True, axes={"data": 2, "tensor": 2})
     loaded, cache = engine.load_params(params), engine.init_decode_state().cache
-    assert cache.k.dtype == jnp.int8
-    assert cache.k_scale.shape == (*cache.k.shape[:-1], 1)
+    for layer in cache:
+        assert layer.k.dtype == layer.v.dtype == jnp.int8
+        assert layer.k_scale.shape == (*layer.k.shape[:-1], 1)
     for layer in loaded["layers"]:
         assert {name for name, leaf in layer.items() if isinstance(leaf, Int8Weight)} == {
             "q", "k", "v", "o", "gate", "up", "down",

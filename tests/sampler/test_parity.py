@@ -126,7 +126,9 @@ def test_meshes_and_stacked_weights_change_nothing(trainer, params):
         view = trainer if config is CONFIG else Trainer(TIED)
         assert_parity(view(weights, asked, completions), completions)
         state = sharded.init_decode_state()
-        local = state.cache.k.addressable_shards[0].data.shape
-        assert local == (CONFIG.layers, 2, CONFIG.kv_heads // axes["tensor"], LENGTH, CONFIG.head_dim)
-        assert len(state.cache.k.sharding.device_set) == axes["data"] * axes["tensor"]
+        keys = state.cache[0].k if unstack else state.cache.k
+        local = keys.addressable_shards[0].data.shape
+        assert local[-4:] == (2, CONFIG.kv_heads // axes["tensor"], LENGTH, CONFIG.head_dim)
+        assert local[:-4] == (() if unstack else (CONFIG.layers,))
+        assert len(keys.sharding.device_set) == axes["data"] * axes["tensor"]
     assert jax.device_count() == 8

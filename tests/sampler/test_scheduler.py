@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_reference import CONFIG, EOS, NEW, PROMPT, assert_same, make_engine, make_requests, request, run
+from sampler_reference import (
+    CONFIG,
+    EOS,
+    NEW,
+    PROMPT,
+    assert_same,
+    make_engine,
+    make_requests,
+    request,
+    run,
+    stacked_keys,
+)
 
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.types import QueueFullError, ThinkingBudget, UserError
@@ -109,13 +120,13 @@ def test_a_dispatch_ends_with_the_last_active_slot(engine, params):
     loaded, state = engine.load_params(params), engine.init_decode_state()
     state = state.replace(slots=state.slots.replace(positions=state.slots.positions + 9))
     state, result = engine.generate(loaded, state)
-    assert not np.asarray(state.cache.k).any()
+    assert not stacked_keys(state.cache).any()
     assert not result.columns()[1].any()
     prefix = engine.prefill_many(loaded, [np.array([3, 4])], engine.device_version(0))
     state = engine.insert(prefix, state, 2, request([3, 4], new=2, temperature=0.0))  # one decode step of three
     state, result = engine.generate(loaded, state)
     assert result.columns()[1].sum() == 2
-    idle_slot = np.asarray(state.cache.k)[:, 0, 0, :, 0]
+    idle_slot = stacked_keys(state.cache)[:, 0, 0, :, 0]
     assert np.flatnonzero(idle_slot.any(axis=0)).tolist() == [9]
 
 
