@@ -187,11 +187,18 @@ class ModelConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes token ids."""
 
-    kind: Literal["sentencepiece", "gguf"] = Field(
+    kind: Literal["sentencepiece", "gguf", "hf"] = Field(
         "sentencepiece",
-        description="sentencepiece: built from the task's own text (or read from `path`); gguf: the tokenizer inside the `model.init` file",
+        description="sentencepiece: built from the task's own text (or read from `path`); gguf: the tokenizer inside the `model.init` file; hf: the tokenizer.json of `path`",
     )
-    path: str | None = Field(None, description="a SentencePiece .model file to read instead of building one")
+    path: str | None = Field(
+        None,
+        description="sentencepiece: a .model file to read instead of building one; hf: a folder with a tokenizer.json, or that file",
+    )
+    eos: str | None = Field(
+        None,
+        description='hf: the token that ends a completion ("<|im_end|>"), where the files name none or do not agree',
+    )
     vocab_size: Int = Field(
         64, gt=8, description="size of a SentencePiece vocabulary built by the project (an upper bound)"
     )

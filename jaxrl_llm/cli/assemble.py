@@ -25,7 +25,8 @@ from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
 from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, split_devices
 from jaxrl_llm.text.chat import encode_trusted, render_prompt_ids
-from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer
+from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
+from jaxrl_llm.text.hf_tokenizer import load_hf
 from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.types import Params, PromptTask, UserError
@@ -157,7 +158,13 @@ def _tokenizer(config: RunConfig, problems: Sequence[Problem]) -> Tokenizer:
         if config.model.init is None:
             raise UserError("tokenizer.kind = gguf reads the tokenizer of model.init, which is not set")
         path = resolve_init(config.model.init)
-        return GgufTokenizer(read_gguf_metadata(path), source=str(path))
+        return tokenizer_from_gguf(read_gguf_metadata(path), source=str(path))
+    if config.tokenizer.kind == "hf":
+        if config.tokenizer.path is None:
+            raise UserError(
+                "tokenizer.kind = hf reads tokenizer.path, which is not set; give a folder with a tokenizer.json"
+            )
+        return load_hf(config.tokenizer.path, eos=config.tokenizer.eos)
     if config.tokenizer.path is not None:
         return load_sentencepiece(config.tokenizer.path)
     return build_sentencepiece(

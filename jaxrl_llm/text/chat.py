@@ -1,13 +1,10 @@
 """From a user's text, or a conversation, to the prompt's token ids, with or without the model's chat template."""
 
-import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from jaxrl_llm.text.rendering import render, split_at
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.types import UserError
 
@@ -20,6 +17,11 @@ _PLAIN_CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+# The only text of a message that templates make tokens of, so it is not free.
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+# One field, under the names that it has in different templates.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: ChatTemplate) -> list[int]:
@@ -36,43 +38,73 @@ def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: ChatTempla
     if template == "none":
         bos = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
         return bos + tokenizer.encode(user_text)
-    return render_messages_ids(tokenizer, [Message("user", user_text)], template)
+    return render_chat(tokenizer, [{"role": "user", "content": user_text}], template=template)
 
 
-@dataclass(frozen=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    text: str
-
-
-def render_messages_ids(
-    tokenizer: Tokenizer, messages: Sequence[Message], template: Literal["model", "chatml"]
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    template: Literal["model", "chatml"] = "model",
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+    now: datetime.datetime | None = None,
 ) -> list[int]:
-    """Token ids of a conversation and the assistant's header, as `render_prompt_ids` makes them of one user turn.
+    """Token ids of a conversation, as `transformers` renders and encodes it.
 
-    No message's text is searched for special tokens, an assistant's earlier turns included.
+    A message has a role (system, developer, user, assistant, tool), a content (a text or parts of one) and what else
+    the template knows: tool_calls, reasoning_content, name, ... Tools are JSON schemas, documents have a title and a
+    text. `add_generation_prompt` adds the assistant's header; `continue_final_message` (not both) leaves the last
+    message's turn open. `variables` are the template's own switches ({"enable_thinking": False}), `now` is its clock,
+    by default the machine's.
+
+    Special tokens that the template writes become their ids. Nothing else does: neither in messages of any role, nor
+    in tools, tool calls, documents or variables is a special token looked for. A begin-of-sequence token comes from
+    the template alone, so it is never doubled.
+
+    Raises UserError if the tokenizer has no template, if the template refuses the conversation, leaves out or rewrites
+    a system's or user's message, treats a text by what special-token characters it holds, or for a character that the
+    tokenizer cannot encode.
     """
-    ids: list[int] = []
-    pending = ""  # ordinary text not yet encoded, so that a message's text joins the template's on both sides
-    for part, trusted in _render_parts(tokenizer, messages, _source(tokenizer, template)):
-        for piece, special_id in _split_specials(tokenizer, part) if trusted else [(part, None)]:
-            if special_id is None:
-                pending += piece
-            else:
-                ids += [*tokenizer.encode(pending), special_id]
-                pending = ""
-    return ids + tokenizer.encode(pending)
+    if add_generation_prompt and continue_final_message:
+        raise UserError("add_generation_prompt and continue_final_message exclude each other; set one of them to false")
+    source = _source(tokenizer, template)
+    conversation = [_check_message(message) for message in messages]
+    if not conversation:
+        raise UserError("a conversation needs at least one message")
+    names = {i: name for name, i in tokenizer.special_tokens.items()}
+    own = {
+        "bos_token": names.get(tokenizer.bos_id, "") if tokenizer.bos_id is not None else "",
+        "eos_token": names.get(tokenizer.eos_id, ""),
+        "add_generation_prompt": add_generation_prompt,
+        "strftime_now": lambda form: (now or datetime.datetime.now()).strftime(form),
+    }
+    said = {"messages": conversation, "tools": tools, "documents": documents}
+    given = _plain(dict(variables or {}))
+    if taken := sorted(own.keys() & given.keys() | said.keys() & given.keys()):
+        raise UserError(f"variables may not hold {taken[0]!r}, which render_chat gives to the template itself")
+
+    rendering = render(source, tokenizer.special_tokens, _plain(said) | given, own, unfinished=continue_final_message)
+    for message in conversation:
+        text = message.get("content")
+        if message["role"] in ("system", "user") and isinstance(text, str) and text.strip() not in rendering.text:
+            raise UserError(
+                f"the model's chat template leaves out or rewrites a message: {text[:80]!r}; set it to none"
+            )
+    return _encode_pieces(tokenizer, rendering.pieces)
 
 
 def encode_trusted(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of text that the system itself wrote: special tokens in it become their ids. Raises UserError for a
     character that the tokenizer cannot encode."""
-    ids: list[int] = []
-    for piece, special_id in _split_specials(tokenizer, text):
-        ids += tokenizer.encode(piece) if special_id is None else [special_id]
-    return ids
+    return _encode_pieces(tokenizer, split_at(text, tokenizer.special_tokens))
+
+
+def _encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+    return tokenizer.encode_parts([tokenizer.token_id(text) if special else text for text, special in pieces])
 
 
 def _source(tokenizer: Tokenizer, template: ChatTemplate) -> str:
@@ -91,60 +123,21 @@ def _source(tokenizer: Tokenizer, template: ChatTemplate) -> str:
     return tokenizer.chat_template
 
 
-def _render_parts(tokenizer: Tokenizer, messages: Sequence[Message], source: str) -> list[tuple[str, bool]]:
-    """The rendered chat as (text, trusted): the template's own text, and the messages' as the template writes them."""
-    names: dict[int | None, str] = {i: name for name, i in tokenizer.special_tokens.items()}
-    variables = {
-        "add_generation_prompt": True,
-        "bos_token": names.get(tokenizer.bos_id, ""),
-        "eos_token": names.get(tokenizer.eos_id, ""),
-    }
-    mark = "\ue000"  # rendered in place of each text, it shows where the template puts it
-    try:
-        template = _compile(source)
-        rendered = template.render(messages=[{"role": m.role, "content": m.text} for m in messages], **variables)
-        marked = template.render(messages=[{"role": m.role, "content": mark} for m in messages], **variables)
-    except jinja2.TemplateError as error:
-        raise UserError(f"the model's chat template cannot be rendered: {error}") from error
-    first, *following = marked.split(mark)
-    parts, at = [(first, True)], len(first)
-    if len(following) == len(messages) and rendered.startswith(first):
-        for message, after in zip(messages, following, strict=True):
-            # Some templates trim messages.
-            text = next((t for t in (message.text, message.text.strip()) if rendered.startswith(t + after, at)), None)
-            if text is None:
-                break
-            parts += [(text, False), (after, True)]
-            at += len(text + after)
-        else:
-            if at == len(rendered):
-                return parts
-    raise UserError("the model's chat template rewrites a message, which is not supported; set it to none")
+def _check_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as templates expect it: nothing that is None, its reasoning under each of the usual names."""
+    if message.get("role") not in _ROLES:
+        raise UserError(f"a message has the role {message.get('role')!r}; known: {', '.join(_ROLES)}")
+    kept = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+    return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
 
-def _split_specials(tokenizer: Tokenizer, text: str) -> list[tuple[str, int | None]]:
-    """`text` cut at its special tokens, the longest name first where several begin at one place."""
-    names = sorted(tokenizer.special_tokens, key=len, reverse=True)
-    pieces: list[tuple[str, int | None]] = []
-    start = at = 0
-    while at < len(text):
-        name = next((name for name in names if text.startswith(name, at)), None)
-        if name is None:
-            at += 1
-            continue
-        pieces += [(text[start:at], None), (name, tokenizer.token_id(name))]
-        start = at = at + len(name)
-    return [*pieces, (text[start:], None)]
-
-
-@functools.lru_cache(maxsize=4)  # a pure function, and compiling costs more than rendering
-def _compile(source: str) -> jinja2.Template:
-    """The template, in a sandbox (it comes out of a downloaded file) and with the settings model authors write for."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    return environment.from_string(source, globals={"raise_exception": _raise_exception})
-
-
-def _raise_exception(message: Any) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
+def _plain(value: Any) -> Any:
+    """A copy made of plain JSON types, so that a template can reach nothing else. Raises UserError for others."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    raise UserError(f"a conversation holds a {type(value).__name__}; only what JSON can write may stand in it")

@@ -13,10 +13,12 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxrl_llm.text.tokenizer import check_ids, check_utf8, find_special, unencodable
+from jaxrl_llm.text.byte_level import bytes_without_token
+from jaxrl_llm.text.gguf_sentencepiece import sentencepiece_from_gguf
+from jaxrl_llm.text.tokenizer import Tokenizer, check_ids, check_utf8, encode_each, find_special, unencodable
 from jaxrl_llm.types import UserError
 
-_NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5  # tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 
 _FINGERPRINTED = (
     "model",
@@ -39,11 +41,32 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-_PRE_TOKENIZERS = {"gpt-2": _gpt2, "smollm": _smollm}
+def _split(numbers: str) -> pre_tokenizers.PreTokenizer:
+    """Words by a pattern instead of GPT-2's, then bytes. `numbers` matches digits that may stay together."""
+    contractions = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+    words = rf"[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    pattern = tokenizers.Regex(rf"{contractions}|{words}|\s*[\r\n]+|\s+(?!\S)|\s+")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), as_bytes])
+
+
+def _llama3() -> pre_tokenizers.PreTokenizer:
+    return _split(r"\p{N}{1,3}")
+
+
+def _qwen2() -> pre_tokenizers.PreTokenizer:
+    return _split(r"\p{N}")
+
+
+_PRE_TOKENIZERS = {"gpt-2": _gpt2, "smollm": _smollm, "llama-bpe": _llama3, "qwen2": _qwen2}
+_WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is never put together by merges
 
 
 class GgufTokenizer:
-    """Byte-level BPE from GGUF metadata, as a `Tokenizer`."""
+    """Byte-level BPE from GGUF metadata, as a `Tokenizer`; decode(encode(text)) == text.
+
+    As in llama.cpp no text is normalised, also where the same model's tokenizer.json asks for it (Qwen: NFC).
+    """
 
     def __init__(self, metadata: Mapping[str, Any], *, source: str):
         """`metadata` holds the `tokenizer.*` keys of a GGUF file; `source` names the file in messages.
@@ -53,7 +76,10 @@ class GgufTokenizer:
         self._source = source
         kind = self._field(metadata, "tokenizer.ggml.model", str)
         if kind != "gpt2":
-            raise UserError(f"{source}: tokenizer.ggml.model {kind!r} is not supported; known: 'gpt2' (byte-level BPE)")
+            raise UserError(
+                f"{source}: tokenizer.ggml.model {kind!r} is not supported; known: 'gpt2' (byte-level BPE) "
+                "and 'llama' (SentencePiece)"
+            )
         pre = self._field(metadata, "tokenizer.ggml.pre", str)
         if pre not in _PRE_TOKENIZERS:
             known = ", ".join(repr(name) for name in _PRE_TOKENIZERS)
@@ -67,7 +93,7 @@ class GgufTokenizer:
                 f"{len(token_types)}; they must be as many, and not none"
             )
         for token, token_type in zip(tokens, token_types, strict=True):
-            if token_type not in (_NORMAL, _UNKNOWN, _CONTROL, _UNUSED):
+            if token_type not in (_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED):
                 raise UserError(f"{source}: token {token!r} has token_type {token_type}, which is not supported")
 
         vocab = {token: i for i, token in enumerate(tokens)}
@@ -76,16 +102,21 @@ class GgufTokenizer:
             raise UserError(f"{source}: tokenizer.ggml.tokens holds {twice!r} twice")
         # No special token is made known to the library: that is what keeps it from finding them in a text.
         self._special_tokens = {t: i for i, t in enumerate(tokens) if token_types[i] in (_UNKNOWN, _CONTROL)}
-        self._silent_ids = frozenset(i for i, token_type in enumerate(token_types) if token_type != _NORMAL)
+        self._silent_ids = frozenset(
+            i for i, token_type in enumerate(token_types) if token_type not in (_NORMAL, _USER_DEFINED)
+        )
         try:
             # A part of a merge may begin with a space of its own, never end with one.
             pairs = [(merge[: merge.index(" ", 1)], merge[merge.index(" ", 1) + 1 :]) for merge in merges]
-            self._bpe = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+            self._bpe = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _WHOLE_WORDS))
         except Exception as error:  # the library raises bare Exception for a merge of unknown parts
             raise UserError(f"{source}: tokenizer.ggml.merges does not fit the tokens: {error}") from error
         self._bpe.pre_tokenizer = _PRE_TOKENIZERS[pre]()
         self._bpe.decoder = decoders.ByteLevel()
-        self._missing_bytes = _bytes_without_token(vocab)
+        # Words that are one token wherever they stand ("<tool_call>"), part of the language.
+        words = [tokens[i] for i, token_type in enumerate(token_types) if token_type == _USER_DEFINED]
+        self._bpe.add_tokens([tokenizers.AddedToken(word, normalized=False) for word in words])
+        self._missing_bytes = bytes_without_token(vocab)
 
         self._vocab_size = len(tokens)
         self._eos_id = self._special_id(metadata, "tokenizer.ggml.eos_token_id")
@@ -148,6 +179,9 @@ class GgufTokenizer:
             raise unencodable(char, "is not in the tokenizer's vocabulary")
         return self._bpe.encode(text, add_special_tokens=False).ids
 
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        return encode_each(self.encode, parts)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """As `Tokenizer.decode`; bytes that are no UTF-8 (half a character) become U+FFFD."""
         spoken = [i for i in check_ids(ids, self._vocab_size) if i not in self._silent_ids]
@@ -157,10 +191,9 @@ class GgufTokenizer:
         return find_special(self._special_tokens, special)
 
 
-def _bytes_without_token(vocab: Mapping[str, int]) -> frozenset[int]:
-    """Byte values that no token stands for. Some vocabularies leave out control characters and unusual planes."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    # GPT-2's table: a printable Latin-1 byte is its own character, the others follow from U+0100 in order.
-    others = [byte for byte in range(256) if byte not in printable]
-    char_of = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
-    return frozenset(byte for byte, char in char_of.items() if char not in vocab)
+def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str) -> Tokenizer:
+    """The tokenizer of a GGUF file, of either kind that such files carry. Raises UserError naming the key that is
+    missing, damaged or not supported."""
+    if metadata.get("tokenizer.ggml.model") == "llama":
+        return sentencepiece_from_gguf(metadata, source=source)
+    return GgufTokenizer(metadata, source=source)

@@ -5,6 +5,7 @@ SentencePiece: Kudo and Richardson 2018, arXiv:1808.06226.
 
 import hashlib
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ from typing import Literal
 import numpy as np
 import sentencepiece
 
-from jaxrl_llm.text.tokenizer import check_ids, check_utf8, find_special, unencodable
+from jaxrl_llm.text.tokenizer import check_ids, check_utf8, encode_each, find_special, unencodable
 from jaxrl_llm.types import UserError
 
 # SentencePiece writes a space as this character, so the character itself would come back as a space.
@@ -24,12 +25,25 @@ _SPECIAL_PIECES = ("<unk>", "</s>")
 class SentencePieceTokenizer:
     """A SentencePiece model as a `Tokenizer`.
 
+    Pieces that the model's makers defined ("<think>") are part of the language: text encodes to them and they decode to
+    text, as in the library. decode(encode(text)) == text for models that neither normalise nor remove white space
+    (Llama 2, Mistral, Gemma: with a space put before every text, or without), not for others (T5: NFKC), nor where a
+    word's space follows it.
+
     The vocabulary's begin-of-sequence id, where there is one, starts every prompt, as the models trained with such
     vocabularies expect; a model built by `build_sentencepiece` has none.
     """
 
-    def __init__(self, model: bytes, *, source: str = "SentencePiece model"):
-        """`model` is the content of a .model file; `source` names it in messages.
+    def __init__(
+        self,
+        model: bytes,
+        *,
+        source: str = "SentencePiece model",
+        adds_bos: bool = True,
+        chat_template: str | None = None,
+    ):
+        """`model` is the content of a .model file; `source` names it in messages. A .model file does not say whether a
+        prompt starts with its begin-of-sequence id, nor has it a chat template: who knows may say so.
 
         Raises UserError if it is not a SentencePiece model, or has no end-of-sequence token.
         """
@@ -41,6 +55,7 @@ class SentencePieceTokenizer:
         except RuntimeError as error:
             raise UserError(f"{source}: not a SentencePiece model, or damaged; give a .model file") from error
         self._model = model
+        self._may_add_bos, self._chat_template = adds_bos, chat_template
         self._vocab_size = self._processor.get_piece_size()
         self._unk_id = self._processor.unk_id()
         self._special_tokens = {
@@ -66,19 +81,20 @@ class SentencePieceTokenizer:
 
     @property
     def adds_bos(self) -> bool:
-        return self.bos_id is not None
+        return self._may_add_bos and self.bos_id is not None
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
         return self._special_tokens
 
     @property
-    def chat_template(self) -> None:
-        return None
+    def chat_template(self) -> str | None:
+        return self._chat_template
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(b"sentencepiece\0" + self._model).hexdigest()
+        facts = json.dumps(["sentencepiece", self._may_add_bos, self._chat_template])
+        return hashlib.sha256(facts.encode() + b"\0" + self._model).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         check_utf8(text)
@@ -91,6 +107,9 @@ class SentencePieceTokenizer:
                     raise unencodable(char, "is not in the tokenizer's vocabulary")
             raise UserError(f"the text {text!r} has a piece that is not in the tokenizer's vocabulary")
         return ids
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        return encode_each(self.encode, parts)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._processor.decode(check_ids(ids, self._vocab_size))

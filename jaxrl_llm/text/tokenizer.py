@@ -1,6 +1,6 @@
 """What the rest of the house may ask of a tokenizer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, SupportsInt
 
 import numpy as np
@@ -54,6 +54,11 @@ class Tokenizer(Protocol):
         """Ids of `text`, nothing put before or after it. Raises UserError for a character the vocabulary lacks."""
         ...
 
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """Ids of texts with the ids of special tokens between them, as if these were written there by their names.
+        Raises UserError as `encode` does."""
+        ...
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of `ids`; special tokens are left out. Raises ValueError for an id outside the vocabulary."""
         ...
@@ -61,6 +66,11 @@ class Tokenizer(Protocol):
     def token_id(self, special: str) -> int:
         """Id of one special token. Raises UserError for an unknown one."""
         ...
+
+
+def encode_each(encode: Callable[[str], list[int]], parts: Sequence[str | int]) -> list[int]:
+    """`Tokenizer.encode_parts` where what stands beside a special token does not change a text's ids."""
+    return [i for part in parts for i in (encode(part) if isinstance(part, str) else [part])]
 
 
 def find_special(special_tokens: Mapping[str, int], special: str) -> int:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 
 from jaxrl_llm.cli.assemble import assemble
 from jaxrl_llm.config import load
-from jaxrl_llm.types import Completion
+from jaxrl_llm.types import Completion, UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -27,3 +28,34 @@ def test_length_penalty_reaches_the_reward(tiny, which, right, wrong):
 def test_dapo_shapes_lengths_as_published():
     rollout = load(CONFIGS / "recipes/dapo.yaml", ["model.max_context=32768", "train.row_length=128"]).rollout
     assert (rollout.length_penalty, rollout.length_limit, rollout.length_cache) == ("all", 20480, 4096)
+
+
+def test_prompts_through_a_tokenizer_json_and_its_template(tiny, tmp_path):
+    """The folder's own ids, template and end; the model takes its rows from it."""
+    specials = ["<bos>", "<end>", "<turn>"]
+    characters = [*specials, *"0123456789+=\n"]
+    added = [{"id": i, "content": name, "special": True, "normalized": False} for i, name in enumerate(specials)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False}
+    model = {"type": "WordLevel", "vocab": {c: i for i, c in enumerate(characters)}, "unk_token": "<bos>"}
+    split = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+    spec = {
+        "version": "1.0",
+        "added_tokens": [token | flags for token in added],
+        "pre_tokenizer": split,
+        "model": model,
+    }
+    spec |= {"normalizer": None, "post_processor": None, "decoder": {"type": "Fuse"}}
+    config = {"bos_token": "<bos>", "eos_token": "<end>"}
+    config["chat_template"] = "{{ bos_token }}<turn>{{ messages[0].content }}<turn>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    overrides = ["tokenizer.kind=hf", f"tokenizer.path={tmp_path}", "tokenizer.chat_template=model"]
+    setup = assemble(load(tiny, [*overrides, "rollout.max_prompt_tokens=7", "data.low=1"]))
+    assert setup.config.model.vocab_size == len(characters)
+    task = setup.train_tasks[0]
+    assert task.tokens_T.tolist() == [0, 2, *setup.tokenizer.encode(task.prompt), 2]
+    assert setup.tokenizer.eos_id == 1
+    with pytest.raises(UserError, match=r"model\.vocab_size = 99, but the tokenizer has 16"):
+        assemble(load(tiny, [*overrides, "model.vocab_size=99"]))
+    with pytest.raises(UserError, match="'<stop>' is not a token of"):
+        assemble(load(tiny, [*overrides, "tokenizer.eos=<stop>"]))

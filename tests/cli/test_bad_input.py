@@ -22,6 +22,13 @@ import pytest
         (["model.init=nowhere.gguf", "tokenizer.kind=gguf"], "nowhere.gguf"),
         (["tokenizer.kind=gguf"], "model.init, which is not set"),
         (["tokenizer.path=nowhere.model"], "nowhere.model"),
+        (["tokenizer.kind=hf"], "tokenizer.path, which is not set"),
+        (
+            ["tokenizer.kind=hf", "tokenizer.path=nowhere"],
+            "'nowhere' does not exist; give a folder with a tokenizer.json",
+        ),
+        (["tokenizer.kind=hf", "tokenizer.path=tests/text/hf_families.py"], "is not a tokenizer.json"),
+        (["tokenizer.kind=bpe"], "tokenizer.kind = 'bpe'"),
         (["tokenizer.vocab_size=9"], "tokenizer.vocab_size 9"),
         (["tokenizer.chat_template=chatml"], "no special token"),
         (["model.vocab_size=33"], "model.vocab_size = 33"),

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from serving_reference import TOKENIZER, call, connect, events, up
 from test_service import ask, wait_until
 
 from jaxrl_llm.sampler.serving import http_app
+from jaxrl_llm.text.tokenizer import encode_each
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -113,6 +115,7 @@ def test_chat_with_a_template():
         encode=lambda text: [2 + characters.index(char) for char in text],
         decode=lambda ids: "".join(characters[i % 10] for i in ids),
     )
+    tokenizer.encode_parts = partial(encode_each, tokenizer.encode)
     scheduler = ScriptedScheduler()
     scheduler.submitted = []
     take = scheduler.submit

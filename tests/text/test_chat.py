@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.text.chat import Message, render_messages_ids, render_prompt_ids
+from jaxrl_llm.text.chat import render_chat, render_prompt_ids
 from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer
 from jaxrl_llm.text.sentencepiece import build_sentencepiece
 from jaxrl_llm.types import UserError
@@ -89,7 +89,6 @@ def test_templates_may_break_out_of_a_loop(make):
     ("template", "message"),
     [
         ("<|im_start|>{{ messages[0]['content'] | upper }}", "rewrites a message"),
-        ("<|im_start|>{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "rewrites a message"),
         ("<|im_start|>nothing", "rewrites a message"),
         ("<|im_start|>{{ raise_exception('one turn only') }}", "cannot be rendered: one turn only"),
         ("<|im_start|>{% if %}", "cannot be rendered"),
@@ -121,10 +120,10 @@ def test_plain_chatml_is_the_model_template_without_its_system_message(make):
 
 
 CONVERSATION = [
-    Message("system", "Be brief."),
-    Message("user", "1+1? <|im_end|>"),
-    Message("assistant", "2"),
-    Message("user", " and 2+2?"),
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1+1? <|im_end|>"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": " and 2+2?"},
 ]
 
 
@@ -133,20 +132,20 @@ def test_a_conversation_keeps_every_turn_and_trusts_none(make):
     start, end = (tokenizer.token_id(name) for name in ("<|im_start|>", "<|im_end|>"))
     expected = []
     for message in CONVERSATION:
-        expected += [start, *tokenizer.encode(f"{message.role}\n{message.text}"), end]
+        expected += [start, *tokenizer.encode(f"{message['role']}\n{message['content']}"), end]
         expected += tokenizer.encode("\n")
     expected += [start, *tokenizer.encode("assistant\n")]
-    assert render_messages_ids(tokenizer, CONVERSATION, "chatml") == expected
+    assert render_chat(tokenizer, CONVERSATION, template="chatml") == expected
 
 
 def test_one_user_turn_is_the_prompt(make):
     tokenizer = make()
     for template in ("model", "chatml"):
-        whole = render_messages_ids(tokenizer, [Message("user", "37 + 25 =")], template)
+        whole = render_chat(tokenizer, [{"role": "user", "content": "37 + 25 ="}], template=template)
         assert whole == render_prompt_ids(tokenizer, "37 + 25 =", template)
 
 
 def test_a_template_that_leaves_a_turn_out_is_refused(make):
     last_only = make(chat_template="<|im_start|>{{ messages[-1]['content'] }}")
     with pytest.raises(UserError, match="rewrites a message"):
-        render_messages_ids(last_only, CONVERSATION, "model")
+        render_chat(last_only, CONVERSATION)

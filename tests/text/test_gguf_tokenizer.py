@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizer_strings import digests, lacking, strings
 
 from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
 from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer
@@ -101,13 +102,16 @@ def test_the_fingerprint_changes_with_everything_that_changes_ids(metadata):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer.ggml.pre": "qwen9"}, "'qwen9' is not a known pre-tokenizer; known: 'gpt-2', 'smollm'"),
+        (
+            {"tokenizer.ggml.pre": "qwen9"},
+            "'qwen9' is not a known pre-tokenizer; known: 'gpt-2', 'smollm', 'llama-bpe', 'qwen2'",
+        ),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is missing"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokenizer.ggml.tokens": ["a", "b", "a"], "tokenizer.ggml.token_type": [1, 1, 1]}, "holds 'a' twice"),
         ({"tokenizer.ggml.token_type": [1]}, "266 entries, tokenizer.ggml.token_type 1"),
-        ({"tokenizer.ggml.token_type": [3, 3, 4] + [1] * 263}, "'<|im_end|>' has token_type 4"),
+        ({"tokenizer.ggml.token_type": [3, 3, 6] + [1] * 263}, "'<|im_end|>' has token_type 6"),
         ({"tokenizer.ggml.merges": ["h e", "x yz"]}, "tokenizer.ggml.merges does not fit"),
         ({"tokenizer.ggml.merges": ["he"]}, "tokenizer.ggml.merges does not fit"),
         ({"tokenizer.ggml.merges": "h e"}, "tokenizer.ggml.merges is str, list is wanted"),
@@ -132,6 +136,11 @@ def test_smollm2_encodes_as_llama_cpp_does():
     for text, ids in stored:
         assert tokenizer.encode(text) == ids, text
         assert tokenizer.decode(ids) == text
+    texts = strings(2200, without=lacking(tokenizer.encode))
+    with np.load(STORED.with_suffix(".npz")) as digested:
+        equal = digests([tokenizer.encode(text) for text in texts]) == digested["ids"]
+    assert [text for text, same in zip(texts, equal, strict=True) if not same] == []
+    assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts[::4])
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, tokenizer.adds_bos) == (49152, 1, 2, False)
     with pytest.raises(UserError, match=r"U\+0004"):
         tokenizer.encode("a\x04b")

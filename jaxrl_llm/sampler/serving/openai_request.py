@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jaxrl_llm.text.chat import ChatTemplate, Message, render_messages_ids, render_prompt_ids
+from jaxrl_llm.text.chat import ChatTemplate, render_chat, render_prompt_ids
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.types import SampleRequest, Sampling, UserError
 
@@ -156,15 +156,15 @@ def read_chat(body: Mapping[str, Any], tokenizer: Tokenizer, template: ChatTempl
     asked = _validate(_Chat, body)
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
         raise RefusedFieldError("max_completion_tokens", "differs from max_tokens; give one of them")
-    messages = [Message(message.role, message.text) for message in asked.messages]
     if template == "none":
-        if [message.role for message in messages] != ["user"]:
+        if [message.role for message in asked.messages] != ["user"]:
             raise RefusedFieldError(
                 "messages", "this policy has no chat template (tokenizer.chat_template is none); send one user message"
             )
-        prompt = render_prompt_ids(tokenizer, messages[0].text, "none")
+        prompt = render_prompt_ids(tokenizer, asked.messages[0].text, "none")
     else:
-        prompt = render_messages_ids(tokenizer, messages, template)
+        messages = [{"role": message.role, "content": message.text} for message in asked.messages]
+        prompt = render_chat(tokenizer, messages, template=template)
     longest = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
     longest = limits.max_new_tokens if longest is None else longest
     return _asked(asked, [prompt], longest, bool(asked.logprobs), [""], limits)
