@@ -31,7 +31,7 @@ def attend(
 
 def attend_cached(
     q_BTHC: Float[Array, "B T H C"],
-    k_BKNC: Float[Array, "B K N C"],
+    k_BKCN: Float[Array, "B K C N"],
     v_BKNC: Float[Array, "B K N C"],
     mask_BTN: Bool[Array, "B T N"],
     *,
@@ -44,10 +44,10 @@ def attend_cached(
     T = 1, XLA on CPU took a fifth longer for a decode step of a small policy.
     """
     B, T, H, C = q_BTHC.shape
-    K = k_BKNC.shape[1]
+    K = k_BKCN.shape[1]
     G = H // K
     q_BKRC = q_BTHC.reshape(B, T, K, G, C).swapaxes(1, 2).reshape(B, K, T * G, C)
-    scores = jnp.einsum("bkrc,bknc->bkrn", q_BKRC, k_BKNC, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("bkrc,bkcn->bkrn", q_BKRC, k_BKCN, preferred_element_type=jnp.float32)
     mask_BRN = jnp.repeat(mask_BTN, G, axis=1)
     weights = _weights(scores, mask_BRN[:, None], scale, softcap).astype(v_BKNC.dtype)
     attended_BKRC = jnp.einsum("bkrn,bknc->bkrc", weights, v_BKNC)

@@ -48,7 +48,8 @@ def make_engine(config=CONFIG, *, slots=4, decode_steps=3, axes=None, **changes)
 
 def stacked_keys(cache):
     """[L S K N C] whether the cache is a stack or a tuple of layers."""
-    return np.stack([layer.k for layer in cache]) if isinstance(cache, tuple) else np.asarray(cache.k)
+    keys = np.stack([layer.k for layer in cache]) if isinstance(cache, tuple) else np.asarray(cache.k)
+    return keys.swapaxes(-1, -2)
 
 
 def request(prompt, *, new=NEW, temperature=1.0, seed=0, stream=0, sibling=0, **how):

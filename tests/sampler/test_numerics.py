@@ -38,7 +38,8 @@ def test_int8_is_what_it_says(params):
     loaded, cache = engine.load_params(params), engine.init_decode_state().cache
     for layer in cache:
         assert layer.k.dtype == layer.v.dtype == jnp.int8
-        assert layer.k_scale.shape == (*layer.k.shape[:-1], 1)
+        assert layer.k_scale.shape == (*layer.k.shape[:2], 1, layer.k.shape[3])
+        assert layer.v_scale.shape == (*layer.v.shape[:3], 1)
     for layer in loaded["layers"]:
         assert {name for name, leaf in layer.items() if isinstance(leaf, Int8Weight)} == {
             "q", "k", "v", "o", "gate", "up", "down",

@@ -128,7 +128,7 @@ def test_meshes_and_stacked_weights_change_nothing(trainer, params):
         state = sharded.init_decode_state()
         keys = state.cache[0].k if unstack else state.cache.k
         local = keys.addressable_shards[0].data.shape
-        assert local[-4:] == (2, CONFIG.kv_heads // axes["tensor"], LENGTH, CONFIG.head_dim)
+        assert local[-4:] == (2, CONFIG.kv_heads // axes["tensor"], CONFIG.head_dim, LENGTH)
         assert local[:-4] == (() if unstack else (CONFIG.layers,))
         assert len(keys.sharding.device_set) == axes["data"] * axes["tensor"]
     assert jax.device_count() == 8
