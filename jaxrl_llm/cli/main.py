@@ -180,6 +180,35 @@ def show(config: ConfigPath, overrides: Overrides = None) -> None:
         typer.echo(f"{mark} {name} = {value}   # {text}")
 
 
+Source = Annotated[
+    str, typer.Argument(help="a run directory, a Hugging Face folder, a GGUF file or package:NAME", metavar="SRC")
+]
+Step = Annotated[int | None, typer.Option(help="a run's checkpoint [default: the newest]")]
+
+
+@app.command()
+def convert(
+    source: Source,
+    destination: Annotated[Path, typer.Argument(help="the Hugging Face folder to write", metavar="DST")],
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [default: as it is]")] = None,
+    step: Step = None,
+) -> None:
+    """Write a policy as a Hugging Face folder (config.json, safetensors, the tokenizer's files if there are any)."""
+    from jaxrl_llm.cli.convert import convert as run
+
+    run(source, destination, dtype=dtype, step=step)
+    typer.echo(destination)
+
+
+@app.command()
+def inspect(source: Source, step: Step = None) -> None:
+    """List a checkpoint's arrays: name, dtype, shape, bytes, the first 16 digits of the SHA-256."""
+    from jaxrl_llm.cli.inspect import lines
+
+    for line in lines(source, step=step):
+        typer.echo(line)
+
+
 def main() -> None:
     try:
         app()

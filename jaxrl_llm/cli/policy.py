@@ -63,7 +63,7 @@ def open_policy(target: Path, overrides: Sequence[str], run_dir: Path | None, *,
         return Policy(setup, params, 0, f"random weights of seed {setup.config.seed}")
     if run_dir is not None:
         return _from_run(setup, run_dir)
-    params = initial_params(setup.config)
+    params = initial_params(setup)
     if params is None:
         raise UserError(
             f"{target} has no weights to sample with: model.init is not set; name a trained run with --run-dir RUN, or "

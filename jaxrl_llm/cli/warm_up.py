@@ -29,11 +29,12 @@ def warm_up(setup: Setup, log: RunLog, progress: Progress, stop_requested: Calla
         update={"lr": config.sft.lr, "warmup_steps": config.sft.warmup_steps, "decay_steps": 0}
     )
     optimizer = make_optimizer(rates, total_steps=steps)
-    given = initial_params(config)
+    given = initial_params(setup)
     if given is None:
         state = random_state(config.model, optimizer, mesh=setup.trainer_mesh, seed=config.seed)
     else:
         state = state_from_params(config.model, optimizer, mesh=setup.trainer_mesh, params=given)
+        del given
     if not steps:
         return state.params
     draw, shape = supervised_examples(setup), packed_shape(config, config.sft.examples_per_step)

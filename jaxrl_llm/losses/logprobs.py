@@ -36,6 +36,11 @@ def project_f32(
     return _dot_f32(hidden_ND.astype(jnp.float32), head_VD.astype(jnp.float32), (1, 1), precision)
 
 
+def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """cap * tanh(x / cap), which stays within +-cap (Gemma 2, arXiv:2408.00118); x itself where cap is None."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
 def token_logprobs(
     hidden_ND: Float[Array, "N D"],
     head_VD: Float[Array, "V D"],
@@ -45,10 +50,12 @@ def token_logprobs(
     chunk: int,
     shards: int = 1,
     precision: Precision = HIGHEST,
+    softcap: float | None = None,
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """Log-probability of each target and entropy of its distribution: two float32 [N], in nats.
 
-    The distribution is softmax(hidden head^T / temperature) over the full vocabulary. Logits exist for at most `chunk`
+    The distribution is softmax(soft_cap(hidden head^T, softcap) / temperature) over the full vocabulary; the sampler
+    must cap its logits alike. Logits exist for at most `chunk`
     tokens at a time, in the backward pass too, which computes them again. Both outputs are differentiable in `hidden`
     and `head` (the head's gradient is accumulated in float32); `temperature` has no gradient. A token whose two
     outputs are not used adds nothing to any gradient, even if its hidden state is NaN.
@@ -65,7 +72,7 @@ def token_logprobs(
     if shards < 1:
         raise ValueError(f"shards is {shards}; it counts the blocks that N is sharded into and must be at least 1")
     temperature = lax.stop_gradient(jnp.asarray(temperature, jnp.float32))
-    return _token_logprobs(hidden_ND, head_VD, targets_N, temperature, (chunk, shards), precision)
+    return _token_logprobs(hidden_ND, head_VD, targets_N, temperature, (chunk, shards), precision, softcap)
 
 
 def _chunked(x_N: Array, chunking: tuple[int, int]) -> Array:
@@ -92,13 +99,13 @@ def _is_target(targets_S: Array, vocab: int) -> Array:
     return targets_S[:, None] == jnp.arange(vocab, dtype=targets_S.dtype)[None, :]
 
 
-def _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision):
+def _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap):
     n, vocab = hidden_ND.shape[0], head_VD.shape[0]
     head_VD = head_VD.astype(jnp.float32)
     hidden_SCD, targets_SC = _chunked(hidden_ND, chunking), _chunked(targets_N, chunking)
 
     def one_chunk(_, c):
-        logits_SV = project_f32(_pick(hidden_SCD, c), head_VD, precision=precision) / temperature
+        logits_SV = soft_cap(project_f32(_pick(hidden_SCD, c), head_VD, precision=precision), softcap) / temperature
         logz_S = jax.nn.logsumexp(logits_SV, axis=-1)
         logp_SV = logits_SV - logz_S[:, None]
         entropy_S = -jnp.sum(jnp.where(logp_SV > -jnp.inf, jnp.exp(logp_SV) * logp_SV, 0.0), axis=-1)
@@ -109,18 +116,18 @@ def _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision):
     return tuple(_unchunked(y_CS, n) for y_CS in outputs)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _token_logprobs(hidden_ND, head_VD, targets_N, temperature, chunking, precision):
-    logprobs_N, entropy_N, _ = _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _token_logprobs(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap):
+    logprobs_N, entropy_N, _ = _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap)
     return logprobs_N, entropy_N
 
 
-def _token_logprobs_fwd(hidden_ND, head_VD, targets_N, temperature, chunking, precision):
-    logprobs_N, entropy_N, logz_N = _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision)
+def _token_logprobs_fwd(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap):
+    logprobs_N, entropy_N, logz_N = _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap)
     return (logprobs_N, entropy_N), (hidden_ND, head_VD, targets_N, temperature, entropy_N, logz_N)
 
 
-def _token_logprobs_bwd(chunking, precision, saved, cotangents):
+def _token_logprobs_bwd(chunking, precision, softcap, saved, cotangents):
     hidden_ND, head_VD, targets_N, temperature, entropy_N, logz_N = saved
     (n, d), vocab, shards = hidden_ND.shape, head_VD.shape[0], chunking[1]
     head_f32_VD = head_VD.astype(jnp.float32)
@@ -132,7 +139,8 @@ def _token_logprobs_bwd(chunking, precision, saved, cotangents):
         # A row nobody differentiates may hold NaN (padding); 0 * NaN would spread into the head.
         live_S1 = ((d_logprobs_S != 0) | (d_entropy_S != 0))[:, None]
         hidden_SD = jnp.where(live_S1, _pick(hidden_SCD, c).astype(jnp.float32), 0.0)
-        logits_SV = project_f32(hidden_SD, head_f32_VD, precision=precision) / temperature
+        capped_SV = soft_cap(project_f32(hidden_SD, head_f32_VD, precision=precision), softcap)
+        logits_SV = capped_SV / temperature
         logp_SV = logits_SV - logz_S[:, None]
         p_SV = jnp.exp(logp_SV)
         plogp_SV = jnp.where(logp_SV > -jnp.inf, p_SV * logp_SV, 0.0)
@@ -141,6 +149,8 @@ def _token_logprobs_bwd(chunking, precision, saved, cotangents):
         d_logits_SV = d_logprobs_S[:, None] * (is_target_SV - p_SV)
         d_logits_SV -= d_entropy_S[:, None] * (plogp_SV + p_SV * entropy_S[:, None])
         d_logits_SV = jnp.where(live_S1, d_logits_SV / temperature, 0.0)
+        if softcap is not None:
+            d_logits_SV *= 1 - (capped_SV / softcap) ** 2  # d tanh = 1 - tanh^2
         # Each shard adds up its own tokens; a plain dot would have all devices agree on [V, D] after every chunk.
         by_shard = [x.reshape(shards, -1, x.shape[-1]) for x in (d_logits_SV, hidden_SD)]
         d_head_KVD += jax.vmap(lambda d, h: _dot_f32(d, h, (0, 0), precision))(*by_shard)

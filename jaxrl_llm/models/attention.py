@@ -1,21 +1,10 @@
-"""Rotary positions and masked grouped-query attention."""
+"""Masked grouped-query attention, over a row's own keys or over a cache."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-
-def rotate(x: Float[Array, "*b n C"], positions: Int[Array, "*b"], theta: float) -> Float[Array, "*b n C"]:
-    """Rotary position embedding in the half-split convention (arXiv:2104.09864), computed in float32.
-
-    Pair i is (x[i], x[i + C/2]) and turns by positions * theta**(-2 i / C) radians.
-    """
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions[..., None, None].astype(jnp.float32) * jnp.expand_dims(frequencies, range(positions.ndim + 1))
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+from jaxrl_llm.losses.logprobs import soft_cap
 
 
 def attend(
@@ -23,18 +12,20 @@ def attend(
     k_BUKC: Float[Array, "B U K C"],
     v_BUKC: Float[Array, "B U K C"],
     mask_BTU: Bool[Array, "B T U"],
+    *,
+    scale: float,
+    softcap: float | None = None,
 ) -> Float[Array, "B T H C"]:
     """Softmax attention over the keys that `mask_BTU` allows; query heads share key heads in groups of H/K.
 
-    Scores and softmax are float32. A query that may look at nothing (padding) returns the mean of the values:
-    finite, and nobody reads it.
+    Scores (times `scale`, then soft-capped) and softmax are float32. A query that may look at nothing (padding) returns
+    the mean of the values: finite, and nobody reads it.
     """
     B, T, H, C = q_BTHC.shape
     K = k_BUKC.shape[2]
     q_BTKGC = q_BTHC.reshape(B, T, K, H // K, C)
-    scores = jnp.einsum("btkgc,bukc->bkgtu", q_BTKGC, k_BUKC, preferred_element_type=jnp.float32) * C**-0.5
-    scores = jnp.where(mask_BTU[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BUKC.dtype)
+    scores = jnp.einsum("btkgc,bukc->bkgtu", q_BTKGC, k_BUKC, preferred_element_type=jnp.float32)
+    weights = _weights(scores, mask_BTU[:, None, None], scale, softcap).astype(v_BUKC.dtype)
     return jnp.einsum("bkgtu,bukc->btkgc", weights, v_BUKC).reshape(B, T, H, C)
 
 
@@ -43,6 +34,9 @@ def attend_cached(
     k_BKCN: Float[Array, "B K C N"],
     v_BKNC: Float[Array, "B K N C"],
     mask_BTN: Bool[Array, "B T N"],
+    *,
+    scale: float,
+    softcap: float | None = None,
 ) -> Float[Array, "B T H C"]:
     """`attend` over keys and values in the cache's layout.
 
@@ -53,12 +47,17 @@ def attend_cached(
     K = k_BKCN.shape[1]
     G = H // K
     q_BKRC = q_BTHC.reshape(B, T, K, G, C).swapaxes(1, 2).reshape(B, K, T * G, C)
-    scores = jnp.einsum("bkrc,bkcn->bkrn", q_BKRC, k_BKCN, preferred_element_type=jnp.float32) * C**-0.5
+    scores = jnp.einsum("bkrc,bkcn->bkrn", q_BKRC, k_BKCN, preferred_element_type=jnp.float32)
     mask_BRN = jnp.repeat(mask_BTN, G, axis=1)
-    scores = jnp.where(mask_BRN[:, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BKNC.dtype)
+    weights = _weights(scores, mask_BRN[:, None], scale, softcap).astype(v_BKNC.dtype)
     attended_BKRC = jnp.einsum("bkrn,bknc->bkrc", weights, v_BKNC)
     return attended_BKRC.reshape(B, K, T, G, C).swapaxes(1, 2).reshape(B, T, H, C)
+
+
+def _weights(scores: Array, mask: Array, scale: float, softcap: float | None) -> Array:
+    """Softmax over the last axis where `mask`, which has the scores' axes or ones, allows."""
+    scores = soft_cap(scores * scale, softcap)
+    return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
 
 
 def document_mask(segment_ids_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
@@ -70,3 +69,13 @@ def document_mask(segment_ids_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     same = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
     causal = jnp.tril(jnp.ones((T, T), bool))[None]
     return same & causal & (segment_ids_BT != 0)[:, :, None]
+
+
+def in_window(
+    query_positions_BT: Int[Array, "B T"], key_positions_BU: Int[Array, "#B U"], window: int
+) -> Bool[Array, "B T U"]:
+    """Keys at most `window` - 1 positions before the query: local attention (arXiv:2004.05150), without causality.
+
+    Positions are those inside a document, so that a packed row gives what each of its documents gives alone.
+    """
+    return query_positions_BT[:, :, None] - key_positions_BU[:, None, :] < window

@@ -18,6 +18,11 @@ class Int8Weight:
     scale: Array
 
 
+def is_matrix(names: tuple[str, ...]) -> bool:
+    """Whether a layer's leaf multiplies the residual stream; biases [heads, C] and norms do not."""
+    return "embed" in names
+
+
 def input_axes(names: tuple[str, ...]) -> tuple[int, ...]:
     """Which axes of a layer's matrix are summed over, from the logical names of its axes."""
     return (0,) if names[0] == "embed" else tuple(range(len(names) - 1))

@@ -1,10 +1,12 @@
-"""A llama-style decoder: parameters declared once in NNX, everything else pure functions of a plain tree.
+"""One decoder with declared options (ModelConfig): parameters declared once in NNX, the rest pure functions of a tree.
 
 Parameter tree (layers stacked on axis 0, matrices as input axes before output axes):
 
     embed [V D]   final_norm [D]   head [V D] (untied only)
     layers: attn_norm [L D]   q [L D H C]   k, v [L D K C]   o [L H C D]
             mlp_norm [L D]    gate, up [L D F]   down [L F D]
+            with qkv_bias: q_bias [L H C]   k_bias, v_bias [L K C]
+            with qk_norm: q_norm, k_norm [L C]   with post_norms: attn_post_norm, mlp_post_norm [L D]
 """
 
 import functools
@@ -12,13 +14,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.attention import attend, attend_cached, document_mask, rotate
+from jaxrl_llm.models.attention import attend, attend_cached, document_mask, in_window
 from jaxrl_llm.models.kv_cache import Cache, positions, read_layer, write_span, write_tokens
 from jaxrl_llm.models.quantised import dequantise
+from jaxrl_llm.models.rope import Rotation, rotate, rotations
 from jaxrl_llm.types import Params
 
 
@@ -28,18 +32,24 @@ def _param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, fan
     return nnx.Param(value.astype(dtype), axes=axes)
 
 
-def _ones(width: int, dtype: str) -> nnx.Param:
-    return nnx.Param(jnp.ones((width,), dtype), axes=("norm",))
+def _norm_weight(config: ModelConfig, width: int) -> nnx.Param:
+    start = jnp.zeros if config.unit_offset_norms else jnp.ones
+    return nnx.Param(start((width,), config.param_dtype), axes=("norm",))
 
 
-def _rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float, dtype) -> Float[Array, "*b D"]:
+def _rms_norm(config: ModelConfig, x: Float[Array, "*b D"], weight: Float[Array, " D"]) -> Float[Array, "*b D"]:
+    """Root-mean-square norm (arXiv:1910.07467) over the last axis, in float32; its scale is w, or 1 + w as declared."""
     x = x.astype(jnp.float32)
-    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return (x * jnp.expand_dims(scale.astype(jnp.float32), range(x.ndim - 1))).astype(dtype)
+    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + config.norm_eps)
+    scale = weight.astype(jnp.float32) + (1.0 if config.unit_offset_norms else 0.0)
+    return (x * jnp.expand_dims(scale, range(x.ndim - 1))).astype(config.compute_dtype)
+
+
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and SwiGLU feed-forward. Methods take any leading axes `*b` before the width.
+    """Pre-norm attention and gated feed-forward. Methods take any leading axes `*b` before the width.
 
     Inside they work on one flat axis of tokens: with more, XLA on CPU copies transposed activations for every weight's
     gradient, which doubled the training step of a small policy.
@@ -47,28 +57,39 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         D, H, K, C, F = config.d_model, config.heads, config.kv_heads, config.head_dim, config.d_ff
-        param = functools.partial(_param, rngs, dtype=config.param_dtype)
+        param, norm = functools.partial(_param, rngs, dtype=config.param_dtype), functools.partial(_norm_weight, config)
         self.config = config
-        self.attn_norm = _ones(D, config.param_dtype)
+        self.attn_norm = norm(D)
         self.q = param((D, H, C), ("embed", "heads", "head_dim"), fan_in=D)
         self.k = param((D, K, C), ("embed", "kv_heads", "head_dim"), fan_in=D)
         self.v = param((D, K, C), ("embed", "kv_heads", "head_dim"), fan_in=D)
         self.o = param((H, C, D), ("heads", "head_dim", "embed"), fan_in=H * C * 2 * config.layers)
-        self.mlp_norm = _ones(D, config.param_dtype)
+        self.mlp_norm = norm(D)
         self.gate = param((D, F), ("embed", "mlp"), fan_in=D)
         self.up = param((D, F), ("embed", "mlp"), fan_in=D)
         self.down = param((F, D), ("mlp", "embed"), fan_in=F * 2 * config.layers)
+        if config.qkv_bias:
+            self.q_bias = nnx.Param(jnp.zeros((H, C), config.param_dtype), axes=("heads", "head_dim"))
+            self.k_bias = nnx.Param(jnp.zeros((K, C), config.param_dtype), axes=("kv_heads", "head_dim"))
+            self.v_bias = nnx.Param(jnp.zeros((K, C), config.param_dtype), axes=("kv_heads", "head_dim"))
+        if config.qk_norm:
+            self.q_norm, self.k_norm = norm(C), norm(C)
+        if config.post_norms:
+            self.attn_post_norm, self.mlp_post_norm = norm(D), norm(D)
 
-    def qkv(self, x: Float[Array, "*b D"], positions: Int[Array, "*b"]) -> tuple[Array, Array, Array]:
+    def qkv(self, x: Float[Array, "*b D"], rotation: Rotation) -> tuple[Array, Array, Array]:
         """Rotated queries [*b H C] and keys [*b K C], and values [*b K C]."""
         config, dtype = self.config, self.config.compute_dtype
-        leading = positions.shape
-        x = _rms_norm(x.reshape(-1, config.d_model), self.attn_norm[...], config.norm_eps, dtype)
-        q, k, v = (
-            jnp.einsum("nd,dhc->nhc", x, w[...].astype(dtype)).reshape(*leading, *w.shape[1:])
-            for w in (self.q, self.k, self.v)
-        )
-        return rotate(q, positions, config.rope_theta), rotate(k, positions, config.rope_theta), v
+        leading = x.shape[:-1]
+        x = _rms_norm(config, x.reshape(-1, config.d_model), self.attn_norm[...])
+        q, k, v = (jnp.einsum("nd,dhc->nhc", x, w[...].astype(dtype)) for w in (self.q, self.k, self.v))
+        if config.qkv_bias:
+            biases = (self.q_bias, self.k_bias, self.v_bias)
+            q, k, v = (y + b[...].astype(dtype)[None] for y, b in zip((q, k, v), biases, strict=True))
+        if config.qk_norm:
+            q, k = _rms_norm(config, q, self.q_norm[...]), _rms_norm(config, k, self.k_norm[...])
+        q, k, v = (y.reshape(*leading, *y.shape[1:]) for y in (q, k, v))
+        return rotate(q, rotation), rotate(k, rotation), v
 
     def finish(self, x: Float[Array, "*b D"], attended: Float[Array, "*b H C"]) -> Float[Array, "*b D"]:
         """Output projection, residual, feed-forward, residual."""
@@ -77,10 +98,12 @@ class DecoderLayer(nnx.Module):
         x = x.reshape(-1, config.d_model)
         # One matrix product of two axes: contracting heads and widths apart, XLA on CPU copies the weight every call.
         o_ND = self.o[...].astype(dtype).reshape(-1, config.d_model)
-        x = x + attended.reshape(len(x), -1) @ o_ND
-        y = _rms_norm(x, self.mlp_norm[...], config.norm_eps, dtype)
-        y = jax.nn.silu(y @ self.gate[...].astype(dtype)) * (y @ self.up[...].astype(dtype))
-        return (x + y @ self.down[...].astype(dtype)).reshape(shape)
+        y = attended.reshape(len(x), -1) @ o_ND
+        x = x + (_rms_norm(config, y, self.attn_post_norm[...]) if config.post_norms else y)
+        y = _rms_norm(config, x, self.mlp_norm[...])
+        y = _ACTIVATIONS[config.activation](y @ self.gate[...].astype(dtype)) * (y @ self.up[...].astype(dtype))
+        y = y @ self.down[...].astype(dtype)
+        return (x + (_rms_norm(config, y, self.mlp_post_norm[...]) if config.post_norms else y)).reshape(shape)
 
 
 class Transformer(nnx.Module):
@@ -93,7 +116,7 @@ class Transformer(nnx.Module):
         self.layers = nnx.vmap(
             lambda layer_rngs: DecoderLayer(config, rngs=layer_rngs), in_axes=0, out_axes=0, axis_size=config.layers
         )(rngs.split(config.layers))
-        self.final_norm = _ones(D, config.param_dtype)
+        self.final_norm = _norm_weight(config, D)
         if not config.tie_embeddings:
             self.head = embedding()
 
@@ -143,24 +166,44 @@ def head_weight(params: Params) -> Float[Array, "V D"]:
 
 
 def _embed(config: ModelConfig, params: Params, tokens: Int[Array, "*b"]) -> Float[Array, "*b D"]:
-    return params["embed"][tokens].astype(config.compute_dtype)
+    x = params["embed"][tokens].astype(config.compute_dtype)
+    # The factor is rounded to the activations' dtype first, as the published weights were trained (55.5 for 3072).
+    return x * jnp.asarray(config.d_model**0.5, x.dtype) if config.scale_embeddings else x
 
 
 def _final(config: ModelConfig, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
-    return _rms_norm(x, params["final_norm"], config.norm_eps, config.compute_dtype)
+    return _rms_norm(config, x, params["final_norm"])
 
 
-def _over_layers(body, carry, layers: Params):
+def _local_layers(config: ModelConfig) -> np.ndarray:
+    """Bool [L]: which layers attend to a window only."""
+    pattern = config.attention_pattern
+    return np.array([pattern[layer % len(pattern)] == "L" for layer in range(config.layers)])
+
+
+def _pick(is_local: Any, everywhere: Any, local: Any) -> Any:
+    """A mask or rotation of this layer; `local` is None where the layers do not differ in it."""
+    return everywhere if local is None else jax.tree.map(lambda a, b: jnp.where(is_local, b, a), everywhere, local)
+
+
+def _over_layers(config: ModelConfig, body, carry, layers: Params):
     """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer; `body` returns (carry, None).
 
-    The loop's compilation grows with depth, but no step copies a layer's weights out of the stack. XLA does so on
-    CPU, where with few rows that copy costs a third of a decode step.
+    `body` is given the layer's weights, its index and whether it is local. The loop's compilation grows with depth, but
+    no step copies a layer's weights out of the stack. XLA does so on CPU, where with few rows that copy costs a third
+    of a decode step.
     """
+    local = _local_layers(config)
     if not isinstance(layers, tuple):
-        return jax.lax.scan(body, carry, (layers, jnp.arange(jax.tree.leaves(layers)[0].shape[0])))
+        return jax.lax.scan(body, carry, (layers, jnp.arange(config.layers), jnp.asarray(local)))
     for index, layer_params in enumerate(layers):
-        carry, _ = body(carry, (layer_params, index))
+        carry, _ = body(carry, (layer_params, index, local[index]))
     return carry, None
+
+
+def _attention(config: ModelConfig) -> dict[str, Any]:
+    """The constants of the scores."""
+    return {"scale": (config.query_pre_attn_scalar or config.head_dim) ** -0.5, "softcap": config.attention_softcap}
 
 
 def forward(
@@ -173,15 +216,20 @@ def forward(
     remat: bool = False,
 ) -> Float[Array, "B T D"]:
     """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits."""
-    mask = document_mask(segment_ids_BT)
+    mask, local_mask = document_mask(segment_ids_BT), None
+    if config.window is not None:
+        local_mask = mask & in_window(positions_BT, positions_BT, config.window)
+    rotation, local_rotation = rotations(config, positions_BT)
 
     def body(x, scanned):
-        layer = _layer(config, scanned[0])
-        q, k, v = layer.qkv(x, positions_BT)
-        return layer.finish(x, attend(q, k, v, mask)), None
+        layer_params, _, is_local = scanned
+        layer = _layer(config, layer_params)
+        q, k, v = layer.qkv(x, _pick(is_local, rotation, local_rotation))
+        attended = attend(q, k, v, _pick(is_local, mask, local_mask), **_attention(config))
+        return layer.finish(x, attended), None
 
     body = jax.checkpoint(body) if remat else body
-    x, _ = _over_layers(body, _embed(config, params, tokens_BT), params["layers"])
+    x, _ = _over_layers(config, body, _embed(config, params, tokens_BT), params["layers"])
     return _final(config, params, x)
 
 
@@ -217,16 +265,22 @@ def extend(
 
 
 def _cached(config, params, tokens_BT, positions_BT, cache, write) -> tuple[Array, Cache]:
-    mask_BTN = jnp.arange(positions(cache))[None, None] <= positions_BT[..., None]
+    cached_1N = jnp.arange(positions(cache))[None]
+    mask_BTN, local_mask_BTN = cached_1N[:, None] <= positions_BT[..., None], None
+    if config.window is not None:
+        local_mask_BTN = mask_BTN & in_window(positions_BT, cached_1N, config.window)
+    rotation, local_rotation = rotations(config, positions_BT)
 
     # The cache is carried and updated in place; as scanned inputs and outputs it would be copied whole every step.
     def body(carry, scanned):
         x, cache = carry
-        layer_params, index = scanned
+        layer_params, index, is_local = scanned
         layer = _layer(config, layer_params)
-        q, k, v = layer.qkv(x, positions_BT)
+        q, k, v = layer.qkv(x, _pick(is_local, rotation, local_rotation))
         cache = write(cache, index, k, v)
-        return (layer.finish(x, attend_cached(q, *read_layer(cache, index, x.dtype), mask_BTN)), cache), None
+        mask = _pick(is_local, mask_BTN, local_mask_BTN)
+        attended = attend_cached(q, *read_layer(cache, index, x.dtype), mask, **_attention(config))
+        return (layer.finish(x, attended), cache), None
 
-    (x, cache), _ = _over_layers(body, (_embed(config, params, tokens_BT), cache), params["layers"])
+    (x, cache), _ = _over_layers(config, body, (_embed(config, params, tokens_BT), cache), params["layers"])
     return _final(config, params, x), cache

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import sharding
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.losses.logprobs import HIGHEST, Precision, project_f32
+from jaxrl_llm.losses.logprobs import HIGHEST, Precision, project_f32, soft_cap
 from jaxrl_llm.models.kv_cache import Cache, copy_row, copy_rows, empty_cache, slot_axis
 from jaxrl_llm.models.transformer import decode, extend, head_weight
 from jaxrl_llm.sampler.interruption import Interruption
@@ -356,7 +356,8 @@ class PolicyEngine(Engine):
         )
 
     def _logits(self, params: Params, hidden: Array) -> Array:
-        return project_f32(hidden, head_weight(params), precision=self._head_precision)
+        logits = project_f32(hidden, head_weight(params), precision=self._head_precision)
+        return soft_cap(logits, self.model.final_softcap)
 
     def _prefill(self, params: Params, tokens_PT: Array, lengths_P: Array, prompts: Array, version: Array) -> Prefix:
         P, T = tokens_PT.shape

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import sharding
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.quantised import Int8Weight, input_axes, quantise
+from jaxrl_llm.models.quantised import Int8Weight, input_axes, is_matrix, quantise
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.types import Params, UserError
 
@@ -20,7 +20,7 @@ class WeightLoader:
     """Copies weights of `model` to `mesh` in `dtype`.
 
     With `unstack` each layer's weights get buffers of their own (a tuple of layers instead of a stack). With `int8` the
-    layers' matrices are quantised; embedding, head and norms never are.
+    layers' matrices are quantised; embedding, head, norms and biases never are.
     """
 
     def __init__(self, model: ModelConfig, mesh: Mesh, *, dtype: Any, int8: bool, unstack: bool):
@@ -68,7 +68,7 @@ class WeightLoader:
                 raise UserError(f"weights leaf {name} has shape {given[name].shape}; this model needs {leaf.shape}")
 
     def _quantised(self, names: tuple[str, ...]) -> bool:
-        return self._int8 and len(names) > 1
+        return self._int8 and is_matrix(names)
 
     def _copied(self, place: NamedSharding, names: tuple[str, ...], leading: int) -> Any:
         """Where the copy of a layer's leaf lives; a scale is whole along the axes that its matrix sums over."""

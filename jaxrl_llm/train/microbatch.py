@@ -57,6 +57,7 @@ class Scorer:
             temperature=self.temperature,
             chunk=self.head_chunk,
             shards=self.mesh.shape["data"] * self.mesh.shape["fsdp"],
+            softcap=self.model.final_softcap,
         )
         return logprobs_N.reshape(targets_BT.shape), entropy_N.reshape(targets_BT.shape)
 

@@ -37,13 +37,13 @@ def _scale_by_rate(config: OptimizerConfig, total_steps: int) -> optax.GradientT
 
 
 def decayed(params: Params) -> Params:
-    """True for the leaves that weight decay shrinks: matrices, not the scales of norms (named `*norm`).
+    """True for the leaves that weight decay shrinks: matrices, not scales of norms (`*norm`) and biases (`*bias`).
 
-    Names decide, because stacked layers give norm scales two dimensions.
+    Names decide, because stacked layers and heads give these more than one dimension.
     """
 
     def is_matrix(path, _):
-        return not jax.tree_util.keystr(path[-1:], simple=True).endswith("norm")
+        return not jax.tree_util.keystr(path[-1:], simple=True).endswith(("norm", "bias"))
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 

@@ -439,8 +439,11 @@ def test_a_file_is_found_by_path_or_inside_a_package_that_is_not_imported(tmp_pa
         ("package:os.path", "'os.path' is not the name of a package"),
         ("package:", "'' is not the name of a package"),
         ("package:some_weights", "one .gguf file is wanted in the package, found: none"),
-        ("HuggingFaceTB/SmolLM2-135M", "'HuggingFaceTB/SmolLM2-135M' is not a file; give a .gguf file, or package:"),
-        ("/", "'/' is not a file"),
+        (
+            "HuggingFaceTB/SmolLM2-135M",
+            "'HuggingFaceTB/SmolLM2-135M' is neither a file nor a folder with a config.json; give a .gguf",
+        ),
+        ("/", "'/' is neither a file"),
     ],
 )
 def test_an_init_that_names_no_file_says_what_to_do(package, init, message):

@@ -101,7 +101,8 @@ class Trainer:
             def row(xs):
                 hidden_TD, tokens_T, temperature = xs
                 head, targets = head_weight(params), jnp.concatenate([tokens_T[1:], tokens_T[:1]])
-                logp, _ = token_logprobs(hidden_TD, head, targets, temperature=temperature, chunk=length)
+                cap = config.final_softcap
+                logp, _ = token_logprobs(hidden_TD, head, targets, temperature=temperature, chunk=length, softcap=cap)
                 return logp, jnp.argmax(project_f32(hidden_TD, head), axis=-1)
 
             return jax.lax.map(row, (hidden, tokens_BT, temperature_B))

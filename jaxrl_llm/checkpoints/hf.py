@@ -1,0 +1,260 @@
+"""Hugging Face folders (config.json and safetensors): read straight to devices, written tensor by tensor.
+
+Everything but the numbers is checked when a folder is opened: the config, the table of every shard, each tensor's
+presence, dtype and shape.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl_llm.checkpoints.hf_config import from_hf_config
+from jaxrl_llm.checkpoints.hf_tensors import EMBED, HEAD, HfTensor, hf_tensors, is_derived
+from jaxrl_llm.checkpoints.safetensors_file import FLOATS, StoredTensor, read_table, shards, write_file
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.types import Params, UserError
+
+_CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+_SHARD_BYTES = 5 * 10**9
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+"""What travels beside the weights when a folder is written anew."""
+
+
+@dataclass(frozen=True)
+class HfFolder:
+    """A checked folder: `raw` is its config.json, `model` what that says, `stored` the tensors by name."""
+
+    path: Path
+    raw: Mapping[str, Any]
+    model: ModelConfig
+    stored: Mapping[str, StoredTensor]
+
+
+def is_hf_folder(path: Path) -> bool:
+    return path.is_dir() and (path / _CONFIG).is_file()
+
+
+def read_hf_tables(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a folder's shards by name, without a look at the config.
+
+    Raises UserError naming the file or tensor that is missing, damaged, cut off, or there twice.
+    """
+    index_path = path / _INDEX
+    if not index_path.is_file():
+        if not (path / _SINGLE).is_file():
+            raise UserError(f"{path} has neither {_SINGLE} nor {_INDEX}; only safetensors weights are read")
+        return read_table(path / _SINGLE)
+    places = _read_json(index_path).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(p, str) and Path(p).name == p for p in places.values()):
+        raise UserError(f"{index_path}: weight_map is not an object of file names in this folder")
+    stored: dict[str, StoredTensor] = {}
+    for file in sorted(set(places.values())):
+        for name, tensor in read_table(path / file).items():
+            if name in stored:
+                raise UserError(f"{path}: tensor {name!r} is in {stored[name].path.name} and in {file}")
+            stored[name] = tensor
+    for name, file in places.items():
+        if name not in stored or stored[name].path.name != file:
+            raise UserError(f"{path}: tensor {name!r} is missing in {file}, where {_INDEX} places it")
+    return stored
+
+
+def open_hf(path: str | Path) -> HfFolder:
+    """Checks a folder without reading weights.
+
+    Raises UserError naming the field of config.json that is missing or unknown, or the tensor that is missing,
+    unexpected, cut off, of another shape or of a dtype that is no float of 16 or 32 bits. A head that equals the tied
+    embedding, and rotary frequencies, which follow from the config, may be there too.
+    """
+    path = Path(path)
+    if not is_hf_folder(path):
+        raise UserError(f"{path} is not a folder with a {_CONFIG}")
+    raw = _read_json(path / _CONFIG)
+    try:
+        model = from_hf_config(raw)
+    except UserError as error:
+        raise UserError(f"{path / _CONFIG}: {error}") from None
+    stored = read_hf_tables(path)
+    expected = set()
+    for tensor in hf_tensors(model):
+        _check(path, stored, tensor.name, tensor.shape)
+        expected.add(tensor.name)
+    for name in sorted(stored.keys() - expected):
+        if is_derived(name):
+            continue
+        if name != HEAD:
+            raise UserError(f"{path}: tensor {name!r} is unexpected; the model of {_CONFIG} has no such weight")
+        _check(path, stored, HEAD, (model.vocab_size, model.d_model))
+        if stored[HEAD].kind != stored[EMBED].kind or stored[HEAD].sha256() != stored[EMBED].sha256():
+            raise UserError(f"{path}: tensor {HEAD!r} differs from {EMBED!r}, but tie_word_embeddings is true")
+    return HfFolder(path, raw, model, stored)
+
+
+def _check(path: Path, stored: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...]) -> None:
+    if name not in stored:
+        raise UserError(f"{path}: tensor {name!r} is missing")
+    tensor = stored[name]
+    if tensor.shape != shape:
+        raise UserError(f"{path}: tensor {name!r} has shape {tensor.shape}, {_CONFIG} asks for {shape}")
+    if tensor.kind not in FLOATS:
+        raise UserError(f"{path}: tensor {name!r} has dtype {tensor.kind}; supported: {', '.join(FLOATS)}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no object")
+    return value
+
+
+def read_hf_params(folder: HfFolder, dtype: Any = "float32", shardings: Params | None = None) -> Params:
+    """The folder's weights in `dtype`: the tree of models/transformer.py, layers stacked.
+
+    With `shardings` (NamedShardings in that tree's form, layers whole) they are jax arrays, and the host holds no more
+    than the shards of one tensor at a time: each device's part is read from the file by itself and sent there, layers
+    are written into their stack in place. Without, they are numpy arrays.
+    Raises UserError naming a tensor that ends early or holds a number that is not finite.
+    """
+    dtype = jnp.dtype(dtype)
+    params: dict[str, Any] = {}
+    for tensor in hf_tensors(folder.model):
+        stored, node = folder.stored[tensor.name], params
+        for part in tensor.leaf[:-1]:
+            node = node.setdefault(part, {})
+        leaf = tensor.leaf[-1]
+        if shardings is None:
+            shape = tensor.ours if tensor.layer is None else (folder.model.layers, *tensor.ours)
+            array = node.setdefault(leaf, np.empty(shape, dtype)) if leaf not in node else node[leaf]
+            _fill(stored, tensor, array if tensor.layer is None else array[tensor.layer], _everything(tensor))
+            continue
+        sharding: Any = shardings
+        for part in tensor.leaf:
+            sharding = sharding[part]
+        if tensor.layer is None:
+            node[leaf] = _to_devices(stored, tensor, dtype, sharding)
+            continue
+        if tensor.layer == 0:
+            shape = (folder.model.layers, *tensor.ours)
+            node[leaf] = jax.block_until_ready(jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)())
+        one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+        # A transfer before the next layer is read: JAX lets go of host memory it was lent only when it is called again.
+        index = jax.device_put(np.int32(tensor.layer), NamedSharding(sharding.mesh, PartitionSpec()))
+        layer = jax.block_until_ready(_to_devices(stored, tensor, dtype, one))
+        # Waited for, or the layers read ahead would pile up on the host.
+        node[leaf] = jax.block_until_ready(_put_layer(node[leaf], layer, index))
+        del layer
+    return params
+
+
+@partial(jax.jit, donate_argnums=0)
+def _put_layer(stack: jax.Array, layer: jax.Array, index: Any) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(stack, layer, index, 0)
+
+
+def _everything(tensor: HfTensor) -> tuple[slice, ...]:
+    return (slice(None),) * len(tensor.view)
+
+
+def _fill(stored: StoredTensor, tensor: HfTensor, out: np.ndarray, part: tuple[slice, ...]) -> None:
+    """Writes a part (slices of our axes) of one tensor into `out`."""
+    back = np.argsort(tensor.order)
+    stored.read_into(out.transpose(back), tensor.view, tuple(part[axis] for axis in back))
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An empty array that begins at a multiple of 64 bytes: the CPU backend takes such memory over without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _to_devices(stored: StoredTensor, tensor: HfTensor, dtype: Any, sharding: NamedSharding) -> jax.Array:
+    """One tensor in our layout; each distinct part is read once, however many devices hold it."""
+    parts: dict[Any, np.ndarray] = {}
+
+    def read(part: tuple[slice, ...] | None) -> np.ndarray:
+        part = _everything(tensor) if part is None else part
+        key = tuple(s.indices(n) for s, n in zip(part, tensor.ours, strict=True))
+        if key not in parts:
+            parts[key] = _aligned([len(range(*bounds)) for bounds in key], dtype)
+            _fill(stored, tensor, parts[key], part)
+        return parts[key]
+
+    return jax.make_array_from_callback(tensor.ours, sharding, read)
+
+
+def write_hf(
+    path: str | Path,
+    model: ModelConfig,
+    params: Params,
+    config: Mapping[str, Any],
+    *,
+    dtype: Any = None,
+    beside: Iterable[Path] = (),
+    shard_bytes: int = _SHARD_BYTES,
+) -> None:
+    """Writes weights as a Hugging Face folder that must not exist yet; one tensor is on the host at a time.
+
+    `config` becomes config.json (from `to_hf_config`, or a folder's own that says the same); its dtype is set.
+    `params` is the tree of models/transformer.py, of numpy or jax arrays; `dtype` (theirs by default) is the file's.
+    Files `beside`, such as a tokenizer's, are copied. The folder appears complete or not at all.
+    Raises UserError if it exists or cannot be written.
+    """
+    path = Path(path)
+    if path.exists():
+        raise UserError(f"{path} exists; give a folder that does not")
+    tensors = list(hf_tensors(model))
+    dtypes = [np.dtype(_leaf(params, tensor).dtype if dtype is None else jnp.dtype(dtype)) for tensor in tensors]
+    sizes = [int(np.prod(t.shape)) * kind.itemsize for t, kind in zip(tensors, dtypes, strict=True)]
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        groups, places = list(shards(sizes, shard_bytes)), {}
+        for number, group in enumerate(groups, 1):
+            file = _SINGLE if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+            rows = [(tensors[i].name, dtypes[i], tensors[i].shape) for i in group]
+            write_file(unfinished / file, rows, (_on_host(params, tensors[i], dtypes[i]) for i in group))
+            places |= {tensors[i].name: file for i in group}
+        if len(groups) > 1:
+            index = {"metadata": {"total_size": sum(sizes)}, "weight_map": places}
+            (unfinished / _INDEX).write_text(json.dumps(index, indent=2))
+        told = {k: v for k, v in config.items() if k not in ("dtype", "torch_dtype")} | {"torch_dtype": str(dtypes[0])}
+        (unfinished / _CONFIG).write_text(json.dumps(told, indent=2, allow_nan=False))
+        for source in beside:
+            shutil.copy(source, unfinished / source.name)
+        unfinished.rename(path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise UserError(f"{path} could not be written: {error}; free some space or check the directory") from error
+
+
+def _leaf(params: Params, tensor: HfTensor) -> Any:
+    for part in tensor.leaf:
+        params = params[part]
+    return params
+
+
+def _on_host(params: Params, tensor: HfTensor, dtype: np.dtype) -> np.ndarray:
+    leaf = _leaf(params, tensor)
+    return tensor.to_hf(np.asarray(leaf if tensor.layer is None else leaf[tensor.layer]).astype(dtype))
