@@ -2,7 +2,7 @@
 """Chat templates with the structure of published families', in our own words, and a tokenizer that spells ids out.
 
 Each shows what its family's template does: where the system message goes, how tools, calls and results are written, which
-Jinja it needs. (The published ones themselves are rendered in tests/reference/test_chat_templates.py.)
+Jinja it needs. (The published ones themselves are rendered in tests/reference/test_published_templates.py.)
 """
 
 from collections.abc import Sequence
