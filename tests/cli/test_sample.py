@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from policy_reference import make_run, weights
+from tiny_run import TINY
 
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.types import SampleRequest, Sampling
@@ -17,8 +18,6 @@ ECHO = ["data.task=echo_addition", "rollout.max_prompt_tokens=8", "rollout.max_n
 
 @pytest.fixture(scope="module")
 def run_and_setup(tmp_path_factory):
-    from conftest import TINY
-
     folder = tmp_path_factory.mktemp("sample")
     (folder / "tiny.yaml").write_text(TINY)
     return folder / "run", make_run(folder / "tiny.yaml", folder / "run")

@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 from policy_reference import make_run, weights
+from tiny_run import TINY
 
 from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.scheduler import Scheduler
@@ -23,8 +24,6 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def run_and_setup(tmp_path_factory):
-    from conftest import TINY
-
     folder = tmp_path_factory.mktemp("serve")
     (folder / "tiny.yaml").write_text(TINY)
     return folder / "run", make_run(folder / "tiny.yaml", folder / "run", steps=(3,))
