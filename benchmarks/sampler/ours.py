@@ -3,6 +3,8 @@
 python benchmarks/sampler/ours.py --preset d256 --slots 64
 """
 
+import time
+
 import jax
 import numpy as np
 from roofline import bytes_per_second, products_seconds
@@ -71,6 +73,17 @@ def main() -> None:
         scheduler.submit(asked)
         return sum(len(completion.tokens_T) for _, completion in scheduler.drain())
 
+    def run_mixed() -> tuple[int, int]:
+        """Four rounds of requests of random lengths: (prompt tokens of distinct prompts, tokens made)."""
+        asked = []
+        for _ in range(4 * work.prompts):
+            prompt = rng.integers(3, model.vocab_size, rng.integers(1, work.prompt_len + 1)).astype(np.int32)
+            how = Sampling(int(rng.integers(1, work.new + 1)))
+            asked += [SampleRequest(prompt, how, stream=next(stream), sibling=s) for s in range(work.group)]
+        scheduler.submit(asked)
+        made = sum(len(completion.tokens_T) for _, completion in scheduler.drain())
+        return sum(len(r.tokens_T) for r in asked if r.sibling == 0), made
+
     rollout_s = timed(lambda: run(work.new), work.repeats)
     before = scheduler.statistics
     made = run(work.new)
@@ -79,6 +92,11 @@ def main() -> None:
     steps = (after.slot_steps - before.slot_steps) / options.slots
     step_s = (min(rollout_s) - min(prefill_s)) / steps
     gap, busy = after.gap_s - before.gap_s, after.busy_s - before.busy_s
+    run_mixed()
+    start, before = time.perf_counter(), scheduler.statistics
+    mixed_prompts, mixed_made = run_mixed()
+    mixed_s, after = time.perf_counter() - start, scheduler.statistics
+    mixed_steps = after.slot_steps - before.slot_steps
     loaded = engine.load_params(random_params(model))
     products_s = products_seconds(model, loaded, options.slots)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(loaded))
@@ -96,6 +114,9 @@ def main() -> None:
         memory_ms=1e3 * memory_s,
         share_of_limit=max(products_s, memory_s) / step_s,
         host_share=gap / (gap + busy),
+        prefill_tok_s=work.prompts * work.prompt_len / min(prefill_s),
+        mixed_tok_s=(mixed_prompts + mixed_made) / mixed_s,
+        mixed_occupancy=(after.decoded_tokens - before.decoded_tokens) / mixed_steps,
     )
 
 
