@@ -9,7 +9,7 @@ from jaxrl_llm.models.quantised import Int8Weight
 from jaxrl_llm.sampler.scheduler import Scheduler
 
 # Largest |sampler - trainer| in nats over about 150 sampled tokens of this policy,
-# whose weights are large: its logits reach 20. Real policies are far below (docs/experiments.md).
+# whose weights are large: its logits reach 20. docs/experiments.md has the figures.
 BUDGETS = {"bfloat16": 0.6, "int8 cache": 0.35, "int8 weights": 0.4}
 
 
