@@ -42,8 +42,9 @@ SCALERL = {
     "warmup_steps": 100,
     "betas_and_eps": (0.9, 0.95, 1e-15),
     "weight_decay": 0.01,
+    "interruption": True,
 }
-SYNCHRONOUS = SCALERL | {"max_lag": 0, "prompts_per_step": 32}
+SYNCHRONOUS = SCALERL | {"max_lag": 0, "prompts_per_step": 32, "interruption": False}
 PPO = SYNCHRONOUS | OFF | {"objective": "ppo", "constants": {"clip_low": 0.2, "clip_high": 0.2}}
 GRPO = PPO | {
     "normalisation": "prompt_std",
@@ -136,6 +137,7 @@ def resolved(config: RunConfig) -> dict:
         "warmup_steps": optimizer.warmup_steps,
         "betas_and_eps": (optimizer.b1, optimizer.b2, optimizer.eps),
         "weight_decay": optimizer.weight_decay,
+        "interruption": rollout.interruption.enabled,
     }
 
 
@@ -154,6 +156,12 @@ def test_the_defaults_are_scalerl():
     defaults, scalerl = RunConfig(), load(CONFIGS / "recipes" / "scalerl.yaml")
     assert defaults.algorithm == scalerl.algorithm
     assert defaults.optimizer == scalerl.optimizer
+
+
+def test_interruption_constants():
+    how = load(CONFIGS / "recipes" / "scalerl.yaml").rollout.interruption
+    assert (how.lowest, how.highest, how.answer_tokens) == (10_000, 12_000, 2_048)
+    assert how.phrase == "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
 
 def test_ppo_critic_constants():
@@ -311,6 +319,7 @@ QUICKSTART = CONFIGS / "quickstart.yaml"
 # What the policy decides and no recipe. A rate of 5e-7 would leave 100 thousand weights where they are.
 OF_THE_POLICY = ("model.", "tokenizer.", "data.", "sampler.", "train.", "sft.", "eval.", "checkpoint.", "device.")
 OF_THE_POLICY += ("rollout.max_prompt_tokens:", "rollout.max_new_tokens:", "optimizer.lr:", "optimizer.warmup_steps:")
+OF_THE_POLICY += ("rollout.interruption.enabled:",)  # it does not think
 # Twenty steps and nothing after them; the devices are those that the tests run on.
 TWENTY = ["train.steps=20", "optimizer.decay_steps=0", "eval.every=20", "checkpoint.every=20", "device.cpu_devices=8"]
 
