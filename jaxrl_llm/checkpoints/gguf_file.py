@@ -158,6 +158,7 @@ def _supported_kind(path: Path, name: str, kind_id: int) -> gguf.GGMLQuantizatio
     try:
         kind = gguf.GGMLQuantizationType(kind_id)
         _dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    # The library's ways to say that there is no such type, and that it has no decoder for it.
     except (ValueError, NotImplementedError) as error:
         raise UserError(f"{path}: tensor {name!r} has type {kind_id}, which cannot be dequantised") from error
     return kind

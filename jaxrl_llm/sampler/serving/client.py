@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from jaxrl_llm.sampler.proto import MESSAGE_BYTES, rl_pb2, rl_pb2_grpc
+from jaxrl_llm.sampler.proto import MESSAGE_BYTES, rl_pb2
+from jaxrl_llm.sampler.proto.methods import calls
 from jaxrl_llm.sampler.reply import Delta, join
 from jaxrl_llm.sampler.serving.access import is_loopback
 from jaxrl_llm.sampler.serving.weights_stream import weights_chunks
@@ -40,7 +41,7 @@ class SamplerClient:
             credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
             self._channel = grpc.secure_channel(target, credentials, options)
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
-        self._stub = rl_pb2_grpc.SamplerStub(self._channel)
+        self._calls = calls(self._channel)
 
     def __enter__(self) -> "SamplerClient":
         return self
@@ -54,7 +55,7 @@ class SamplerClient:
     def pieces(self, prompt: Sequence[int], sampling: Sampling, draws: Sequence[rl_pb2.Draw]) -> Iterator[rl_pb2.Piece]:
         """The stream of one Sample call; its `cancel()` aborts what still runs."""
         request = rl_pb2.SampleRequest(prompt=prompt, sampling=sampling_message(sampling), draws=draws)
-        return self._stub.Sample(request, metadata=self._metadata)
+        return self._calls["Sample"](request, metadata=self._metadata)
 
     def sample(self, prompt: Sequence[int], sampling: Sampling, draws: Sequence[rl_pb2.Draw]) -> list[Completion]:
         """Wait for all completions of one Sample call, in the order of its draws."""
@@ -64,26 +65,26 @@ class SamplerClient:
         return [join(parts) for parts in deltas]
 
     def update_weights(self, params: Params, version: int) -> None:
-        self._stub.UpdateWeights(weights_chunks(params, version), metadata=self._metadata)
+        self._calls["UpdateWeights"](weights_chunks(params, version), metadata=self._metadata)
 
     def abort(self, request_ids: Sequence[int]) -> rl_pb2.AbortResponse:
-        return self._stub.Abort(rl_pb2.AbortRequest(request_ids=request_ids), metadata=self._metadata)
+        return self._calls["Abort"](rl_pb2.AbortRequest(request_ids=request_ids), metadata=self._metadata)
 
     def pause(self) -> None:
-        self._stub.Pause(rl_pb2.PauseRequest(), metadata=self._metadata)
+        self._calls["Pause"](rl_pb2.PauseRequest(), metadata=self._metadata)
 
     def resume(self) -> None:
-        self._stub.Resume(rl_pb2.ResumeRequest(), metadata=self._metadata)
+        self._calls["Resume"](rl_pb2.ResumeRequest(), metadata=self._metadata)
 
     def drain(self) -> None:
         """Returns when nothing is in flight any more."""
-        self._stub.Drain(rl_pb2.DrainRequest(), metadata=self._metadata)
+        self._calls["Drain"](rl_pb2.DrainRequest(), metadata=self._metadata)
 
     def health(self) -> rl_pb2.HealthResponse:
-        return self._stub.Health(rl_pb2.HealthRequest(), metadata=self._metadata)
+        return self._calls["Health"](rl_pb2.HealthRequest(), metadata=self._metadata)
 
     def metrics(self) -> dict[str, float]:
-        return dict(self._stub.Metrics(rl_pb2.MetricsRequest(), metadata=self._metadata).values)
+        return dict(self._calls["Metrics"](rl_pb2.MetricsRequest(), metadata=self._metadata).values)
 
 
 def sampling_message(sampling: Sampling) -> rl_pb2.Sampling:

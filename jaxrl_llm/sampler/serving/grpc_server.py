@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import grpc
 
 from jaxrl_llm.sampler.jetstream import orchestrator_protocol
-from jaxrl_llm.sampler.proto import MESSAGE_BYTES, rl_pb2_grpc
+from jaxrl_llm.sampler.proto import MESSAGE_BYTES
+from jaxrl_llm.sampler.proto.methods import HANDLER_OF_KIND, add_servicer
 from jaxrl_llm.sampler.service import SamplerService
 from jaxrl_llm.sampler.serving.access import Access, Token
 from jaxrl_llm.sampler.serving.jetstream_grpc import add_orchestrator
@@ -40,7 +41,7 @@ async def start_grpc(
             ("grpc.so_reuseport", 0),  # a second server on one port would silently take half of the calls
         ],
     )
-    rl_pb2_grpc.add_SamplerServicer_to_server(SamplerServicer(service), server)
+    add_servicer(SamplerServicer(service), server)
     protocol = orchestrator_protocol()
     if protocol is not None:
         add_orchestrator(protocol, service, tokenizer, server)
@@ -90,13 +91,7 @@ def _refusal(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         await one(_, context)
         yield
 
-    kinds = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    make = kinds[handler.request_streaming, handler.response_streaming]
+    make = HANDLER_OF_KIND[handler.request_streaming, handler.response_streaming]
     return make(
         many if handler.response_streaming else one,
         request_deserializer=handler.request_deserializer,

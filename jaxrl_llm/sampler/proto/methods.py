@@ -1,0 +1,50 @@
+"""The methods of rl.proto's service, read from its descriptor: handlers for a server, callables for a client."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from jaxrl_llm.sampler.proto import rl_pb2
+
+_SERVICE = rl_pb2.DESCRIPTOR.services_by_name["Sampler"]
+
+HANDLER_OF_KIND: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""(streams requests, streams responses) -> what makes a handler of that kind."""
+
+
+def add_servicer(servicer: Any, server: grpc.aio.Server) -> None:
+    """Serve every method of the service with the servicer's method of that name; AttributeError if one is missing."""
+    handlers = {
+        method.name: HANDLER_OF_KIND[method.client_streaming, method.server_streaming](
+            getattr(servicer, method.name),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in _SERVICE.methods
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)])
+
+
+def calls(channel: grpc.Channel) -> dict[str, Callable[..., Any]]:
+    """Every method of the service as a callable on `channel`, by name."""
+    of_kind = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }
+    return {
+        method.name: of_kind[method.client_streaming, method.server_streaming](
+            f"/{_SERVICE.full_name}/{method.name}",
+            request_serializer=GetMessageClass(method.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        for method in _SERVICE.methods
+    }
