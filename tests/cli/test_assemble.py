@@ -1,11 +1,14 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jaxrl_llm.cli.assemble import assemble
+from jaxrl_llm.cli.join import Joined, _sampling
 from jaxrl_llm.config import load
+from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.types import Completion, UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -59,3 +62,17 @@ def test_prompts_through_a_tokenizer_json_and_its_template(tiny, tmp_path):
         assemble(load(tiny, [*overrides, "model.vocab_size=99"]))
     with pytest.raises(UserError, match="'<stop>' is not a token of"):
         assemble(load(tiny, [*overrides, "tokenizer.eos=<stop>"]))
+
+
+def test_every_key_of_the_sampler_reaches_it(tiny):
+    sampler = ["kv_dtype=int8", "int8_weights=true", "prefill_chunk=3", "prefill_buckets=[2,3]", "refill_slots=5"]
+    more = ["sampler.recompute_kv=true", "rollout.repetition_limit=7"]
+    config = load(tiny, [f"sampler.{option}" for option in sampler] + more)
+    engine = assemble(config).engine
+    assert (engine.kv_dtype, engine.prefill_chunk, engine.buckets) == ("int8", 3, (2, 3))
+    params = init_params(engine.model, 0)
+    loaded = engine.load_params(params)
+    assert loaded["layers"][0]["q"].values.dtype == "int8"
+    scheduler = Joined._scheduler(SimpleNamespace(setup=SimpleNamespace(config=config), engine=engine), params, 3)
+    assert (scheduler._refill, scheduler._recompute_kv, scheduler.version) == (5, True, 3)
+    assert _sampling(config, 1.0).repetition_limit == 7
