@@ -40,9 +40,10 @@ class Scorer:
         tokens_BT: Int[Array, "B T"],
         positions_BT: Int[Array, "B T"],
         segment_ids_BT: Int[Array, "B T"],
+        prefix_ids_BT: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
-        params = self._gathered(params)
-        hidden_BTD = forward(self.model, params, tokens_BT, positions_BT, segment_ids_BT, remat=self.remat)
+        rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
+        hidden_BTD = forward(self.model, self._gathered(params), *rows, remat=self.remat)
         # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
         return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", None, None))))
 
@@ -75,7 +76,8 @@ class Scorer:
 
 
 def _hidden(scorer: Scorer, params: Params, micro: Mapping[str, Array]) -> Float[Array, "B T D"]:
-    return scorer.hidden(params, micro["tokens"], micro["positions"], micro["segment_ids"])
+    rows = (micro["tokens"], micro["positions"], micro["segment_ids"], micro.get("prefix_ids"))
+    return scorer.hidden(params, *rows)
 
 
 def _values(head: Params, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T"]:
