@@ -116,7 +116,7 @@ def _muon(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def for_batch(config: OptimizerConfig, completions: int) -> OptimizerConfig:
-    """The same with the rate of updates on so many completions: lr sqrt(completions / lr_batch) where lr_batch is set."""
+    """The same with the rate for updates on so many completions: lr sqrt(completions / lr_batch), if that is set."""
     if config.lr_batch is None:
         return config
     scale = math.sqrt(completions / config.lr_batch)
