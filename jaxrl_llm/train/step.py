@@ -100,8 +100,8 @@ def make_train_step(
     loss, tokens_trained, entropy (mean, nats), log_ratio_mean_abs (mean) and log_ratio_max of |logp - behavior|,
     ratio_mean (mean) and ratio_max of exp(logp - behavior), its exponent clamped to +-20, ess (effective sample size
     of these ratios as a share of the tokens), kl_sampler_k1 and _k3, clip_low, clip_high and clip_dual (the
-    objective's, see losses/metrics.py), grad_norm (the policy's, before clipping), param_norm (after the step),
-    update_norm, skipped. Loss and norms are means over the updates that trained anything.
+    objective's, see losses/metrics.py), grad_norm (the policy's, before clipping), param_norm (of what is trained,
+    after the step), update_norm, skipped. Loss and norms are means over the updates that trained anything.
     Where the algorithm has them: old_ratio_mean, old_ratio_max and old_ess of exp(logp - old), kl_reference_k1 and
     _k3, importance_mean (what corrections multiply by) and importance_zero (share of tokens they drop),
     entropy_coefficient, value_loss, value_mean, return_mean.
