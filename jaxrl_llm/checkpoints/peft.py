@@ -152,7 +152,7 @@ def write_peft(
 def _parts(model: ModelConfig, lora: LoraConfig) -> Iterator[tuple[str, str, HfTensor, str, tuple[int, int]]]:
     """(target, a or b, the base's tensor, the file's name, the file's shape) in the order of the layers."""
     for tensor in hf_tensors(model):
-        if tensor.layer is None or tensor.leaf[-1] not in lora.targets:
+        if tensor.leaf[:-1] != ("layers",) or tensor.leaf[-1] not in lora.targets:
             continue
         outputs, inputs = tensor.shape
         module = f"base_model.model.{tensor.name.removesuffix('.weight')}"
