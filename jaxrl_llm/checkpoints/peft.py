@@ -32,7 +32,7 @@ _SILENT = {
 }  # fmt: skip
 _READ = {"peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias", "init_lora_weights"}
 # Ways to begin an adapter that leave the base as it is; the others also move the base's weights.
-_HARMLESS_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+_HARMLESS_STARTS = (True, False, None, "gaussian", "orthogonal")
 
 
 def read_peft_config(path: str | Path) -> dict[str, Any]:
