@@ -19,7 +19,8 @@ from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.types import UserError
 
 LORA = ["lora.rank=4", "lora.alpha=8", "sft.lr=1e-2", "optimizer.lr=1e-2"]
-KL = ["algorithm.kl.place=loss", "algorithm.kl.coefficient=0.01"]
+# Without the filter every step trains something, so that no record is empty.
+KL = ["algorithm.kl.place=loss", "algorithm.kl.coefficient=0.01", "algorithm.zero_variance_filter=false"]
 CLOCKS = ("_s", "device_seconds", "tokens_per_s", "prompts_issued", "prompts_in_flight")
 
 
