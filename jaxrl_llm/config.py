@@ -184,6 +184,32 @@ class ModelConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (arXiv:2106.09685): the policy's weights stay as they are, W acts as W + scale A B."""
+
+    rank: Int = Field(0, ge=0, description="inner width of A B; 0 trains the whole policy")
+    alpha: Float = Field(32.0, gt=0, description="A B is multiplied by alpha / rank")
+    targets: tuple[Literal["q", "k", "v", "o", "gate", "up", "down"], ...] = Field(
+        ("q", "k", "v", "o", "gate", "up", "down"), description="the projections that get adapters"
+    )
+    rslora: Bool = Field(False, description="multiply by alpha / sqrt(rank) instead (arXiv:2312.03732)")
+    init: str | None = Field(
+        None,
+        description="adapters to start from: a folder in PEFT's layout, which sets rank, alpha, targets and rslora; null draws A and starts from B = 0",
+    )
+
+    @model_validator(mode="after")
+    def _names_targets_once(self):
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets {list(self.targets)} must name at least one projection, and none twice")
+        return self
+
+    @property
+    def scale(self) -> float:
+        """What A B is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
 class TokenizerConfig(Section):
     """How text becomes token ids."""
 
@@ -539,6 +565,7 @@ class RunConfig(Section):
 
     seed: Int = Field(0, ge=0, lt=2**31, description="seed of initialisation and sampling")
     model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     data: DataConfig = DataConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -550,6 +577,11 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     device: DeviceConfig = DeviceConfig()
+
+    @property
+    def adapters(self) -> LoraConfig | None:
+        """The section `lora` where it is on."""
+        return self.lora if self.lora.rank else None
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -718,6 +750,11 @@ def _check_together(config: RunConfig, where: str) -> None:
         refuse(
             f"train.row_length = {train.row_length} cannot hold the longest document of "
             f"{longest - 1} tokens (rollout.max_prompt_tokens + rollout.max_new_tokens - 1); raise it"
+        )
+    if config.optimizer.kind == "muon" and config.adapters is not None:
+        refuse(
+            "optimizer.kind = muon orthogonalises the layers' matrices, and with lora.rank "
+            f"{config.lora.rank} none is trained; use adamw or adafactor, or set lora.rank=0"
         )
     if data.low > data.high:
         refuse(f"data.low = {data.low} is above data.high = {data.high}")

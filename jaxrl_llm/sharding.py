@@ -24,6 +24,7 @@ RULES: Rules = {
     "layers": None,
     "head_dim": None,
     "norm": None,
+    "rank": None,
 }
 
 

@@ -13,11 +13,13 @@ from jax.sharding import Mesh
 from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
 from jaxrl_llm.checkpoints.hf_config import SHAPE_KEYS
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
+from jaxrl_llm.checkpoints.peft import read_peft
 from jaxrl_llm.cli.algorithm import check_algorithm
-from jaxrl_llm.config import ModelConfig, RunConfig, dump
+from jaxrl_llm.config import LoraConfig, ModelConfig, RunConfig, dump
 from jaxrl_llm.data.arithmetic import Problem, split_problems
 from jaxrl_llm.data.prompts import fingerprint
 from jaxrl_llm.envs.single_turn import Penalty, SingleTurn
+from jaxrl_llm.models.lora import trainable
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
@@ -52,6 +54,7 @@ class Setup:
         return {
             "config": hashlib.sha256(dump(self.config).encode()).hexdigest(),
             "tokenizer": self.tokenizer.fingerprint,
+            "lora": _lora_words(self.config.adapters),
             "data": fingerprint(self.train_tasks + self.heldout_tasks),
         }
 
@@ -64,9 +67,10 @@ def assemble(config: RunConfig) -> Setup:
         data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed
     )
     tokenizer = _tokenizer(config, train)
+    model = _model(config.model, tokenizer)
     completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
     rates = for_batch(config.optimizer, completions)
-    config = config.model_copy(update={"model": _model(config.model, tokenizer), "optimizer": rates})
+    config = config.model_copy(update={"model": model, "lora": _lora(config.lora, model), "optimizer": rates})
     _check_context(config)
     trainer_devices, sampler_devices = split_devices(jax.devices(), config.train.mesh, config.sampler.mesh)
     trainer_mesh = make_mesh(config.train.mesh, trainer_devices)
@@ -189,6 +193,25 @@ def _model(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
         if key in model.model_fields_set and key in shape and getattr(model, key) != shape[key]:
             raise UserError(f"model.{key} = {getattr(model, key)}, but {source} has {shape[key]}; leave the key out")
     return model.model_copy(update=shape)
+
+
+def _lora(lora: LoraConfig, model: ModelConfig) -> LoraConfig:
+    """The adapters' settings from where they are decided, checked against the model."""
+    if lora.init is not None:
+        told, _ = read_peft(lora.init, model)
+        for key in ("rank", "alpha", "targets", "rslora"):
+            ours, theirs = getattr(lora, key), getattr(told, key)
+            if key in lora.model_fields_set and (set(ours) != set(theirs) if key == "targets" else ours != theirs):
+                raise UserError(f"lora.{key} = {ours}, but {lora.init} has {theirs}; leave the key out")
+        lora = told.model_copy(update={"init": lora.init})
+    if lora.rank:
+        trainable(model, lora)
+    return lora
+
+
+def _lora_words(lora: LoraConfig | None) -> str:
+    """What a checkpoint's adapters mean."""
+    return "none" if lora is None else f"rank {lora.rank}, scale {lora.scale}, {' '.join(sorted(lora.targets))}"
 
 
 def _check_context(config: RunConfig) -> None:

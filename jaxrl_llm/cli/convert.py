@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
-from jaxrl_llm.checkpoints.hf import write_hf
-from jaxrl_llm.cli.source import read_policy
+from jaxrl_llm.checkpoints.hf import is_hf_folder, write_hf
+from jaxrl_llm.checkpoints.hf_config import to_hf_config
+from jaxrl_llm.checkpoints.peft import write_peft
+from jaxrl_llm.cli.source import is_run, read_policy, run_checkpoints
 from jaxrl_llm.types import UserError
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def convert(source: str, destination: Path, *, dtype: str | None, step: int | None) -> None:
+def convert(source: str, destination: Path, *, dtype: str | None, step: int | None, adapter: bool = False) -> None:
     """Writes `destination`, which must not exist; see `read_policy` for the sources.
+
+    With `adapter` the adapters of a LoRA run alone, as a folder in PEFT's layout; without, they are merged.
 
     The weights keep their dtype unless one is given (a GGUF file's are float32 once dequantised). A folder's, or the
     run's starting folder's, config.json and tokenizer files come along.
@@ -19,5 +23,20 @@ def convert(source: str, destination: Path, *, dtype: str | None, step: int | No
         raise UserError(f"--dtype {dtype}: known are {', '.join(DTYPES)}")
     if destination.exists():  # before a model is read for nothing
         raise UserError(f"{destination} exists; give a folder that does not")
-    policy = read_policy(source, step=step)
+    if adapter:
+        _write_adapter(source, destination, dtype, step)
+        return
+    policy = read_policy(source, step=step, dtype=dtype)
     write_hf(destination, policy.model, policy.params, policy.hf_config, dtype=dtype, beside=policy.beside)
+
+
+def _write_adapter(source: str, destination: Path, dtype: str | None, step: int | None) -> None:
+    if not is_run(Path(source)):
+        raise UserError(f"--adapter exports the adapters of a LoRA run; {source} is not a run directory")
+    config, store, step = run_checkpoints(Path(source), step)
+    if config.adapters is None:
+        raise UserError(f"--adapter: {source} trained the whole policy (lora.rank = 0); leave it out")
+    to_hf_config(config.model)  # refuses what no Hugging Face family has
+    base = config.model.init
+    named = base if base is not None and is_hf_folder(Path(base)) else None
+    write_peft(destination, config.model, config.adapters, store.read_params(step), base=named, dtype=dtype)

@@ -16,6 +16,7 @@ from jaxrl_llm.data.prompts import PromptStream
 from jaxrl_llm.evaluate import evaluate, mismatch
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.models.flops import sample_flops, train_flops
+from jaxrl_llm.models.lora import merge
 from jaxrl_llm.rollout.batching import select
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.lag import LagSlots
@@ -58,8 +59,9 @@ def build_train_step(
     total_steps: int,
     shape: RowShape,
     reference: Params | None = None,
+    base: Params | None = None,
 ) -> TrainStep:
-    """The train step of this run, compiled for batches of `shape`."""
+    """The train step of this run, compiled for batches of `shape`; with LoRA it trains adapters of `base`."""
     config = setup.config
     optimizer = make_optimizer(rates, total_steps=total_steps)
     step = make_train_step(
@@ -71,6 +73,8 @@ def build_train_step(
         head_chunk=config.train.head_chunk,
         remat=config.train.remat,
         reference=reference,
+        lora=config.adapters,
+        base=base,
     )
     state = abstract_state(
         config.model,
@@ -78,6 +82,7 @@ def build_train_step(
         mesh=setup.trainer_mesh,
         critic=algorithm.critic.optimizer if algorithm.critic is not None else None,
         adapts_entropy=isinstance(algorithm.entropy, AdaptiveEntropy),
+        lora=config.adapters,
     )
     return step.compiled(state, pack([], shape))
 
@@ -107,6 +112,7 @@ class Joined:
         self,
         setup: Setup,
         state: TrainState,
+        base: Params | None,
         reference: Params | None,
         start: int,
         extras: Mapping[str, Any],
@@ -117,7 +123,7 @@ class Joined:
         config = setup.config
         rollout = config.rollout
         self.setup, self.store, self.log, self.progress = setup, store, log, progress
-        self.engine, self._reference = setup.engine, reference
+        self.engine, self._base, self._reference = setup.engine, base, reference
         self.issuer = GroupIssuer(
             PromptStream(setup.train_tasks, seed=config.data.seed),
             PassRates(retire_at=config.algorithm.no_positive_resampling),
@@ -127,7 +133,7 @@ class Joined:
         self.slots = LagSlots(max_lag=rollout.max_lag, prompts_per_step=rollout.prompts_per_step)
         self.board = WeightBoard()
         self.worker = RolloutWorker(
-            self._scheduler(state.params, start),
+            self._scheduler(self._policy(state.params), start),
             self.board,
             self.slots,
             self.issuer,
@@ -143,6 +149,8 @@ class Joined:
             mesh=setup.trainer_mesh,
             temperature=config.eval.temperature or 1.0,
             head_chunk=config.train.head_chunk,
+            lora=config.adapters,
+            base=base,
         )
         shape = packed_shape(config, max(_PROBE_DOCUMENTS, config.eval.samples))
         self._probe_shape = RowShape(1, shape.microbatches * shape.rows, shape.length)
@@ -150,6 +158,11 @@ class Joined:
     def _scheduler(self, params: Params, version: int) -> Scheduler:
         how = self.setup.config.sampler
         return Scheduler(self.engine, params, version=version, refill=how.refill_slots, recompute_kv=how.recompute_kv)
+
+    def _policy(self, trained: Params) -> Params:
+        """Plain weights for the sampler, which knows no adapters; in its dtype, unless it makes int8 of them."""
+        how = self.setup.config.sampler
+        return merge(self._base, trained, self.setup.config.adapters, "float32" if how.int8_weights else how.dtype)
 
     def parts(self) -> Parts:
         config, algorithm = self.setup.config, rl_algorithm(self.setup)
@@ -165,6 +178,7 @@ class Joined:
                 total_steps=config.train.steps,
                 shape=shape,
                 reference=self._reference,
+                base=self._base,
             ),
             select=partial(select, how=bind_selection(config)),
             row_shape=shape,
@@ -173,13 +187,15 @@ class Joined:
             slots=self.slots,
             board=self.board,
             issuer=self.issuer,
-            to_sampler=self.engine.load_params,
+            to_sampler=lambda trained: self.engine.load_params(self._policy(trained)),
             evaluate=self.evaluate,
             sample_records=self.sample_records,
             save=self.save,
             log=self.log,
             compute=Compute(
-                train_flops=lambda n: train_flops(config.model, n) + sample_flops(config.model, n * looks),
+                train_flops=lambda n: (
+                    train_flops(config.model, n, config.adapters) + sample_flops(config.model, n * looks)
+                ),
                 sample_flops=partial(sample_flops, config.model),
                 devices=len({device for mesh in devices for device in mesh.devices.flat}),
             ),
@@ -191,7 +207,7 @@ class Joined:
         """Held-out mean@n of one version, on an engine state of its own while training's sampler goes on."""
         config = self.setup.config
         groups = evaluate(
-            self._scheduler(params, version),
+            self._scheduler(self._policy(params), version),
             self.setup.heldout_tasks,
             self.setup.environment,
             samples=config.eval.samples,

@@ -189,14 +189,18 @@ Step = Annotated[int | None, typer.Option(help="a run's checkpoint [default: the
 @app.command()
 def convert(
     source: Source,
-    destination: Annotated[Path, typer.Argument(help="the Hugging Face folder to write", metavar="DST")],
+    destination: Annotated[Path, typer.Argument(help="the folder to write", metavar="DST")],
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [default: as it is]")] = None,
     step: Step = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="a LoRA run's adapters alone, as PEFT has them")] = False,
 ) -> None:
-    """Write a policy as a Hugging Face folder (config.json, safetensors, the tokenizer's files if there are any)."""
+    """Write a policy as a Hugging Face folder (config.json, safetensors, the tokenizer's files if there are any).
+
+    A LoRA run's adapters are merged into its weights, or written alone with --adapter.
+    """
     from jaxrl_llm.cli.convert import convert as run
 
-    run(source, destination, dtype=dtype, step=step)
+    run(source, destination, dtype=dtype, step=step, adapter=adapter)
     typer.echo(destination)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxrl_llm import config as config_room
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
-from jaxrl_llm.cli.assemble import Setup, assemble, initial_params
+from jaxrl_llm.cli.adapters import initial_policy, merged_params
+from jaxrl_llm.cli.assemble import Setup, assemble
 from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sampler.scheduler import Scheduler
@@ -63,7 +64,7 @@ def open_policy(target: Path, overrides: Sequence[str], run_dir: Path | None, *,
         return Policy(setup, params, 0, f"random weights of seed {setup.config.seed}")
     if run_dir is not None:
         return _from_run(setup, run_dir)
-    params = initial_params(setup)
+    params = initial_policy(setup)
     if params is None:
         raise UserError(
             f"{target} has no weights to sample with: model.init is not set; name a trained run with --run-dir RUN, or "
@@ -89,16 +90,18 @@ def _from_run(setup: Setup, path: Path) -> Policy:
     reasons = []
     for step in reversed(steps):
         try:
-            theirs = store.fingerprints(step).get("tokenizer")
+            theirs = store.fingerprints(step)
             params = store.read_params(step)
         except UserError as error:
             reasons.append(str(error))
             logging.getLogger(__name__).warning("%s", error)
             continue
-        if theirs != setup.fingerprints["tokenizer"]:
-            raise UserError(
-                f"the checkpoint of step {step} in {run_dir} was trained with another tokenizer than this "
-                f"configuration builds; sample it with its own configuration, {run_dir / 'config.yaml'}"
-            )
+        for name in ("tokenizer", "lora"):
+            if theirs.get(name) != setup.fingerprints[name]:
+                raise UserError(
+                    f"the checkpoint of step {step} in {run_dir} was trained with another {name} than this "
+                    f"configuration builds; sample it with its own configuration, {run_dir / 'config.yaml'}"
+                )
+        params = merged_params(run_dir, setup.config, params)
         return Policy(setup, params, step, f"the checkpoint of step {step} in {run_dir}")
     raise UserError(f"no checkpoint of {run_dir} verifies: {'; '.join(reasons)}")

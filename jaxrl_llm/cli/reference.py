@@ -5,36 +5,27 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.assemble import Setup
-from jaxrl_llm.models.transformer import abstract_params, logical_axes
-from jaxrl_llm.sharding import param_shardings
-from jaxrl_llm.types import Params, UserError
+from jaxrl_llm.cli.kept import keep, kept
+from jaxrl_llm.models.lora import trainable
+from jaxrl_llm.types import Params
 
 
 def reference_policy(run_dir: Path, setup: Setup, starting: Params | None) -> Params | None:
     """A copy of the weights RL starts from, sharded like the policy, in `kl.reference_dtype`; None if nobody asks.
 
+    With LoRA these are the adapters it starts from: the base is one and the same.
     `starting` are these weights in a new run, which saves them; a resumed run passes None and reads them back.
     Raises UserError if they are gone or damaged.
     """
-    kl = setup.config.algorithm.kl
+    kl, path = setup.config.algorithm.kl, run_dir / "reference"
     if kl.place == "none":
         return None
-    store = CheckpointStore(run_dir / "reference", keep=1)
     if starting is not None:
-        store.save(0, {"params": starting}, {}, setup.fingerprints)
+        keep(path, setup, starting)
     else:
-        abstract = abstract_params(setup.config.model)
-        placed = param_shardings(setup.trainer_mesh, logical_axes(setup.config.model), abstract)
-        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, placed)
-        restored = store.restore_latest({"params": wanted}, fingerprints=setup.fingerprints)
-        if restored is None:
-            raise UserError(
-                f"{run_dir / 'reference'} is missing: it holds the weights that algorithm.kl compares with; "
-                "restore it from a copy, or start again in another --run-dir"
-            )
-        starting = restored.state["params"]
+        declared = trainable(setup.config.model, setup.config.adapters)
+        starting = kept(path, setup, declared, "the weights that algorithm.kl compares with")
     dtype = jnp.dtype(kl.reference_dtype)
     # A copy: the train step donates the policy's own arrays.
     return jax.tree.map(lambda x: jax.device_put(x.astype(dtype), x.sharding, may_alias=False), starting)

@@ -12,7 +12,8 @@ from jaxrl_llm.checkpoints.hf import TOKENIZER_FILES, HfFolder, is_hf_folder, op
 from jaxrl_llm.checkpoints.hf_config import SHAPE_KEYS, to_hf_config
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.checkpoints.safetensors_file import FLOATS
-from jaxrl_llm.config import ModelConfig, validate
+from jaxrl_llm.cli.adapters import merged_params
+from jaxrl_llm.config import ModelConfig, RunConfig, validate
 from jaxrl_llm.types import Params, UserError
 
 _GGUF_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
@@ -33,8 +34,8 @@ def is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
 
 
-def run_checkpoints(path: Path, step: int | None) -> tuple[ModelConfig, CheckpointStore, int]:
-    """A run's model, its checkpoints and the step asked for (the newest by default). Raises UserError if none."""
+def run_checkpoints(path: Path, step: int | None) -> tuple[RunConfig, CheckpointStore, int]:
+    """A run's configuration, checkpoints and the step asked for (the newest by default). Raises UserError if none."""
     try:
         tree = yaml.safe_load((path / "config.yaml").read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -43,18 +44,22 @@ def run_checkpoints(path: Path, step: int | None) -> tuple[ModelConfig, Checkpoi
     store = CheckpointStore(path / "checkpoints", keep=config.checkpoint.keep)
     if not (steps := store.steps()):
         raise UserError(f"{path} has no checkpoint yet")
-    return config.model, store, steps[-1] if step is None else step
+    return config, store, steps[-1] if step is None else step
 
 
-def read_policy(source: str, *, step: int | None = None) -> Policy:
-    """Reads a whole policy. Raises UserError if the source is none of the three, damaged, or no known HF family."""
+def read_policy(source: str, *, step: int | None = None, dtype: str | None = None) -> Policy:
+    """Reads a whole policy; a LoRA run's is merged, in `dtype` (None: the base's).
+
+    Raises UserError if the source is none of the three, damaged, or no known HF family.
+    """
     path = Path(source)
     if is_run(path):
-        model, store, step = run_checkpoints(path, step)
+        config, store, step = run_checkpoints(path, step)
+        model, params = config.model, merged_params(path, config, store.read_params(step), dtype)
         hf_config, beside = to_hf_config(model), ()
         if model.init is not None:
             hf_config, beside = _as_it_came(model, hf_config)
-        return Policy(model, store.read_params(step), hf_config, beside)
+        return Policy(model, params, hf_config, beside)
     if step is not None:
         raise UserError(f"--step {step} is given, but {source} is not a run directory")
     path = resolve_init(source)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli.adapters import frozen_base
 from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
 from jaxrl_llm.cli.console import Progress
@@ -66,8 +67,13 @@ def _run(setup: Setup, run_dir: Path, stop_requested: Callable[[], bool], *, rei
     config = setup.config
     store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep)
     optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
-    critic, adapts = critic_optimizer(config), adapts_entropy(config)
-    abstract = abstract_state(config.model, optimizer, mesh=setup.trainer_mesh, critic=critic, adapts_entropy=adapts)
+    how = {
+        "mesh": setup.trainer_mesh,
+        "critic": critic_optimizer(config),
+        "adapts_entropy": adapts_entropy(config),
+        "lora": config.adapters,
+    }
+    abstract = abstract_state(config.model, optimizer, **how)
     restored = store.restore_latest(abstract, fingerprints=setup.fingerprints)
     start, state, extras = restored if restored else (0, None, {})
     log = RunLog(run_dir, resume_step=start if restored else -1)
@@ -76,24 +82,18 @@ def _run(setup: Setup, run_dir: Path, stop_requested: Callable[[], bool], *, rei
             if restored and not reinforce:
                 progress.say(f"the warm-up of {run_dir} is done; jaxrl train goes on from step {start}")
                 return "finished"
+            base = frozen_base(run_dir, setup, resumed=restored is not None)
             if state is None:
-                params = warm_up(setup, log, progress, stop_requested)
+                params = warm_up(setup, base, log, progress, stop_requested)
                 if params is None:
                     log.state("interrupted", step=0, steps=config.train.steps, message="stopped in the warm-up")
                     return "interrupted"
-                state = state_from_params(
-                    config.model,
-                    optimizer,
-                    mesh=setup.trainer_mesh,
-                    params=params,
-                    critic=critic,
-                    adapts_entropy=adapts,
-                )
+                state = state_from_params(config.model, optimizer, params=params, **how)
                 del params
             elif start:
                 progress.say(f"going on from the checkpoint of step {start}")
             reference = reference_policy(run_dir, setup, None if restored else state.params)
-            joined = Joined(setup, state, reference, start, extras, store, log, progress)
+            joined = Joined(setup, state, base, reference, start, extras, store, log, progress)
             if not restored:
                 joined.save(0, state, {})
             if not reinforce:

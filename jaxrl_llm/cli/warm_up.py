@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable
 
-from jaxrl_llm.cli.assemble import Setup, initial_params, supervised_examples
+from jaxrl_llm.cli.adapters import starting_params
+from jaxrl_llm.cli.assemble import Setup, supervised_examples
 from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.join import build_train_step, packed_shape
 from jaxrl_llm.losses.algorithms import bind
@@ -19,8 +20,12 @@ from jaxrl_llm.types import Params, RunFailedError
 _SAY_EVERY_S = 5.0
 
 
-def warm_up(setup: Setup, log: RunLog, progress: Progress, stop_requested: Callable[[], bool]) -> Params | None:
+def warm_up(
+    setup: Setup, base: Params | None, log: RunLog, progress: Progress, stop_requested: Callable[[], bool]
+) -> Params | None:
     """The weights RL starts from, after `sft.steps` supervised steps; None if asked to stop on the way.
+
+    With `base`, these are its adapters.
 
     REINFORCE with advantage 1 and a token average is the mean negative log-likelihood of the given tokens.
     """
@@ -30,17 +35,17 @@ def warm_up(setup: Setup, log: RunLog, progress: Progress, stop_requested: Calla
         update={"lr": config.sft.lr, "warmup_steps": config.sft.warmup_steps, "decay_steps": 0}
     )
     optimizer = make_optimizer(rates, total_steps=steps)
-    given = initial_params(setup)
+    given, how = starting_params(setup), {"mesh": setup.trainer_mesh, "lora": config.adapters}
     if given is None:
-        state = random_state(config.model, optimizer, mesh=setup.trainer_mesh, seed=config.seed)
+        state = random_state(config.model, optimizer, seed=config.seed, **how)
     else:
-        state = state_from_params(config.model, optimizer, mesh=setup.trainer_mesh, params=given)
+        state = state_from_params(config.model, optimizer, params=given, **how)
         del given
     if not steps:
         return state.params
     draw, shape = supervised_examples(setup), packed_shape(config, config.sft.examples_per_step)
     likelihood = Algorithm(bind("reinforce"))
-    step_function = build_train_step(setup, rates, likelihood, total_steps=steps, shape=shape)
+    step_function = build_train_step(setup, rates, likelihood, total_steps=steps, shape=shape, base=base)
     said = time.monotonic()
     for step in range(1, steps + 1):
         state, metrics = step_function(state, pack(supervised(*draw(step)), shape))

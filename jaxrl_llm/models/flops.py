@@ -1,6 +1,6 @@
 """Analytic compute of the decoder: the compiler's own count sees a scanned layer once."""
 
-from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.config import LoraConfig, ModelConfig
 
 
 def matmul_params(model: ModelConfig) -> int:
@@ -10,9 +10,21 @@ def matmul_params(model: ModelConfig) -> int:
     return model.layers * (attention + feed_forward) + model.vocab_size * model.d_model
 
 
-def train_flops(model: ModelConfig, tokens: int) -> float:
-    """6 N T: forward and backward (Kaplan et al., arXiv:2001.08361). Attention scores are left out."""
-    return 6.0 * matmul_params(model) * tokens
+def adapter_params(model: ModelConfig, lora: LoraConfig) -> int:
+    """Numbers in the adapters: rank times inputs plus outputs of every adapted projection."""
+    wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    width = {"q": wide, "o": wide, "k": narrow, "v": narrow, "gate": model.d_ff, "up": model.d_ff, "down": model.d_ff}
+    return model.layers * lora.rank * sum(model.d_model + width[target] for target in lora.targets)
+
+
+def train_flops(model: ModelConfig, tokens: int, lora: LoraConfig | None = None) -> float:
+    """6 N T: forward and backward (Kaplan et al., arXiv:2001.08361). Attention scores are left out.
+
+    With adapters of n numbers (4 N + 6 n) T: the frozen matrices have no gradients.
+    """
+    if lora is None:
+        return 6.0 * matmul_params(model) * tokens
+    return (4.0 * matmul_params(model) + 6.0 * adapter_params(model, lora)) * tokens
 
 
 def sample_flops(model: ModelConfig, tokens: int) -> float:

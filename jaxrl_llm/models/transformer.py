@@ -7,6 +7,7 @@ Parameter tree (layers stacked on axis 0, matrices as input axes before output a
             mlp_norm [L D]    gate, up [L D F]   down [L F D]
             with qkv_bias: q_bias [L H C]   k_bias, v_bias [L K C]
             with qk_norm: q_norm, k_norm [L C]   with post_norms: attn_post_norm, mlp_post_norm [L D]
+            lora: {name: {a [L *in r], b [L r *out]}} where adapters are attached (see lora.py)
 """
 
 import functools
@@ -76,6 +77,14 @@ class DecoderLayer(nnx.Module):
             self.q_norm, self.k_norm = norm(C), norm(C)
         if config.post_norms:
             self.attn_post_norm, self.mlp_post_norm = norm(D), norm(D)
+        self.adapters: Params = nnx.data({})
+
+    def _adapt(self, name: str, x_ND: Float[Array, "N I"], y: Float[Array, "N *o"]) -> Float[Array, "N *o"]:
+        """`y`, what the matrix `name` made of `x_ND`, plus x A B where it has an adapter."""
+        if name not in self.adapters:
+            return y
+        a, b = (self.adapters[name][part].astype(y.dtype) for part in "ab")
+        return y + (x_ND @ a.reshape(-1, a.shape[-1]) @ b.reshape(len(b), -1)).reshape(y.shape)
 
     def qkv(self, x: Float[Array, "*b D"], rotation: Rotation) -> tuple[Array, Array, Array]:
         """Rotated queries [*b H C] and keys [*b K C], and values [*b K C]."""
@@ -83,6 +92,7 @@ class DecoderLayer(nnx.Module):
         leading = x.shape[:-1]
         x = _rms_norm(config, x.reshape(-1, config.d_model), self.attn_norm[...])
         q, k, v = (jnp.einsum("nd,dhc->nhc", x, w[...].astype(dtype)) for w in (self.q, self.k, self.v))
+        q, k, v = (self._adapt(name, x, y) for name, y in zip("qkv", (q, k, v), strict=True))
         if config.qkv_bias:
             biases = (self.q_bias, self.k_bias, self.v_bias)
             q, k, v = (y + b[...].astype(dtype)[None] for y, b in zip((q, k, v), biases, strict=True))
@@ -98,11 +108,13 @@ class DecoderLayer(nnx.Module):
         x = x.reshape(-1, config.d_model)
         # One matrix product of two axes: contracting heads and widths apart, XLA on CPU copies the weight every call.
         o_ND = self.o[...].astype(dtype).reshape(-1, config.d_model)
-        y = attended.reshape(len(x), -1) @ o_ND
+        attended = attended.reshape(len(x), -1)
+        y = self._adapt("o", attended, attended @ o_ND)
         x = x + (_rms_norm(config, y, self.attn_post_norm[...]) if config.post_norms else y)
         y = _rms_norm(config, x, self.mlp_norm[...])
-        y = _ACTIVATIONS[config.activation](y @ self.gate[...].astype(dtype)) * (y @ self.up[...].astype(dtype))
-        y = y @ self.down[...].astype(dtype)
+        gate = self._adapt("gate", y, y @ self.gate[...].astype(dtype))
+        y = _ACTIVATIONS[config.activation](gate) * self._adapt("up", y, y @ self.up[...].astype(dtype))
+        y = self._adapt("down", y, y @ self.down[...].astype(dtype))
         return (x + (_rms_norm(config, y, self.mlp_post_norm[...]) if config.post_norms else y)).reshape(shape)
 
 
@@ -156,8 +168,11 @@ def logical_axes(config: ModelConfig) -> Params:
 def _layer(config: ModelConfig, layer_params: Params) -> DecoderLayer:
     """One layer's module around the arrays of one slice of the stacked parameters."""
     graph, state = nnx.split(nnx.eval_shape(lambda: DecoderLayer(config, rngs=nnx.Rngs(0))))
-    nnx.replace_by_pure_dict(state, dequantise(layer_params, config.compute_dtype))
-    return nnx.merge(graph, state)
+    weights = {name: leaf for name, leaf in layer_params.items() if name != "lora"}
+    nnx.replace_by_pure_dict(state, dequantise(weights, config.compute_dtype))
+    layer = nnx.merge(graph, state)
+    layer.adapters = nnx.data(layer_params.get("lora", {}))
+    return layer
 
 
 def head_weight(params: Params) -> Float[Array, "V D"]:

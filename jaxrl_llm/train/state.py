@@ -10,8 +10,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.transformer import abstract_params, init_params, logical_axes
+from jaxrl_llm.config import LoraConfig, ModelConfig
+from jaxrl_llm.models.lora import init_adapters, trainable
+from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sharding import param_shardings, replicated
 from jaxrl_llm.types import Params, UserError
 
@@ -36,7 +37,8 @@ class EntropyControl:
 class TrainState:
     """`step` int32 [] counts steps, applied or not; `opt_state` is float32 and sharded like `params`.
 
-    `critic` and `entropy` are None unless the algorithm has them.
+    `params` are what is trained: the policy, or with LoRA the adapters alone (models/lora.py). `critic` and `entropy`
+    are None unless the algorithm has them.
     """
 
     step: jax.Array
@@ -58,14 +60,15 @@ def abstract_state(
     mesh: Mesh,
     critic: optax.GradientTransformation | None = None,
     adapts_entropy: bool = False,
+    lora: LoraConfig | None = None,
 ) -> TrainState:
     """The state as `jax.ShapeDtypeStruct`s that carry their shardings; nothing is allocated. Restores start here.
 
-    With `critic`, the optimizer of a value head, there is one; with `adapts_entropy` a coefficient that adapts.
-    Raises UserError if the mesh does not divide the model.
+    With `critic`, the optimizer of a value head, there is one; with `adapts_entropy` a coefficient that adapts; with
+    `lora` the parameters are adapters. Raises UserError if the mesh does not divide the model.
     """
-    params = abstract_params(model)
-    placed = param_shardings(mesh, logical_axes(model), params)
+    params, axes = trainable(model, lora)
+    placed = param_shardings(mesh, axes, params)
     whole: Any = replicated(mesh)
     opt_state = jax.eval_shape(lambda p: optimizer.init(as_float32(p)), params)
     opt_placed = _beside_params(opt_state, params, placed, whole)
@@ -118,10 +121,19 @@ def _with_optimizer(params: Params, optimizer: optax.GradientTransformation, abs
     return TrainState(step=step, params=params, opt_state=init(params))
 
 
-def random_state(model: ModelConfig, optimizer: optax.GradientTransformation, *, mesh: Mesh, seed: int) -> TrainState:
-    """A state at step 0 with random parameters, the same for one seed on every mesh."""
-    abstract = abstract_state(model, optimizer, mesh=mesh)
-    return _with_optimizer(init_params(model, seed, shardings_of(abstract.params)), optimizer, abstract)
+def random_state(
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    *,
+    mesh: Mesh,
+    seed: int,
+    lora: LoraConfig | None = None,
+) -> TrainState:
+    """A state at step 0 with random parameters (or adapters), the same for one seed on every mesh."""
+    abstract = abstract_state(model, optimizer, mesh=mesh, lora=lora)
+    places = shardings_of(abstract.params)
+    drawn = init_params(model, seed, places) if lora is None else init_adapters(model, lora, seed, places)
+    return _with_optimizer(drawn, optimizer, abstract)
 
 
 def state_from_params(
@@ -132,14 +144,15 @@ def state_from_params(
     params: Params,
     critic: optax.GradientTransformation | None = None,
     adapts_entropy: bool = False,
+    lora: LoraConfig | None = None,
 ) -> TrainState:
-    """A state at step 0 with copies of the given parameters (numpy or jax arrays), cast to `param_dtype`.
+    """A state at step 0 with copies of the given parameters or adapters (numpy or jax arrays), cast to their dtype.
 
     What stands beside them starts from zero; see `abstract_state`.
     Copies, because the train step donates its state and would otherwise delete the caller's arrays.
     Raises UserError naming the leaf if the tree or a shape is not the model's.
     """
-    abstract = abstract_state(model, optimizer, mesh=mesh, critic=critic, adapts_entropy=adapts_entropy)
+    abstract = abstract_state(model, optimizer, mesh=mesh, critic=critic, adapts_entropy=adapts_entropy, lora=lora)
     given = {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(params)}
     wanted = {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(abstract.params)}
     if given.keys() != wanted.keys():

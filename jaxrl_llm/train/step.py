@@ -14,9 +14,10 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.config import LoraConfig, ModelConfig
 from jaxrl_llm.losses import metrics
 from jaxrl_llm.losses.entropy import adapt_alpha, applied_alpha
+from jaxrl_llm.models.lora import attach, trainable
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
@@ -48,16 +49,17 @@ class TrainStep:
     jitted: Any
     mesh: Mesh
     reference: Params | None = None
+    base: Params | None = None
 
     def compiled(self, state: TrainState, batch: TrainBatch) -> "TrainStep":
         """The step compiled for these shapes now (abstract values will do), so that no training step pays for it."""
-        return replace(self, jitted=self.jitted.lower(state, batch, self.reference).compile())
+        return replace(self, jitted=self.jitted.lower(state, batch, self.reference, self.base).compile())
 
     def __call__(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Raises UserError before anything is compiled if the mesh does not divide the rows."""
         leading = (None,) * (batch.tokens.ndim - 2)
         check_divides(self.mesh, (*leading, "batch", None), batch.tokens.shape, "train.microbatch_rows")
-        return self.jitted(state, batch, self.reference)
+        return self.jitted(state, batch, self.reference, self.base)
 
 
 def _microbatch(fields: Mapping[str, Array], m: Array) -> dict[str, Array]:
@@ -78,6 +80,8 @@ def make_train_step(
     head_chunk: int,
     remat: bool,
     reference: Params | None = None,
+    lora: LoraConfig | None = None,
+    base: Params | None = None,
 ) -> TrainStep:
     """`algorithm.updates` updates on the algorithm's loss, jitted once for any number of microbatches.
 
@@ -86,7 +90,8 @@ def make_train_step(
     parameters, over the first `batch.microbatches` of the M microbatches (never more than M). Rows split over the mesh
     axes data and fsdp. With several updates each has its own part of the batch (the leading axis K) and goes on from
     the weights that the one before left; old log-probabilities and values are those of the weights that began the
-    step. `reference` is a frozen policy, placed like the parameters, that the algorithm's KL is taken to.
+    step. `reference` is a frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With
+    `lora` the adapters are trained, on `base`, the policy's frozen weights: read, never written or donated.
 
     `state.step` always counts up, once a step. What an update would change stays bit-equal if nothing was trained, and
     if the loss or the gradient's norm is not finite (`skipped` counts these).
@@ -95,8 +100,8 @@ def make_train_step(
     loss, tokens_trained, entropy (mean, nats), log_ratio_mean_abs (mean) and log_ratio_max of |logp - behavior|,
     ratio_mean (mean) and ratio_max of exp(logp - behavior), its exponent clamped to +-20, ess (effective sample size
     of these ratios as a share of the tokens), kl_sampler_k1 and _k3, clip_low, clip_high and clip_dual (the
-    objective's, see losses/metrics.py), grad_norm (the policy's, before clipping), param_norm (after the step),
-    update_norm, skipped. Loss and norms are means over the updates that trained anything.
+    objective's, see losses/metrics.py), grad_norm (the policy's, before clipping), param_norm (of what is trained,
+    after the step), update_norm, skipped. Loss and norms are means over the updates that trained anything.
     Where the algorithm has them: old_ratio_mean, old_ratio_max and old_ess of exp(logp - old), kl_reference_k1 and
     _k3, importance_mean (what corrections multiply by) and importance_zero (share of tokens they drop),
     entropy_coefficient, value_loss, value_mean, return_mean.
@@ -109,6 +114,7 @@ def make_train_step(
         mesh=mesh,
         critic=critic.optimizer if critic is not None else None,
         adapts_entropy=adaptive is not None,
+        lora=lora,
     )
     shardings = shardings_of(abstract)
     trained_shardings = (shardings.params, shardings.critic.head if critic is not None else None)
@@ -122,12 +128,14 @@ def make_train_step(
     optimizer = optax.with_extra_args_support(optimizer)
     head_optimizer = optax.with_extra_args_support(critic.optimizer) if critic is not None else None
 
-    def looked_back(state: TrainState, frozen: Params | None, fields: dict[str, Array], count: Array):
+    def looked_back(state: TrainState, frozen: Params | None, base: Params | None, fields: dict, count: Array):
         """The fields of one update, [M B T], with what the weights of `state` and the reference say about them."""
         head = state.critic.head if state.critic is not None else None
+        policy = attach(base, state.params, lora)
+        compared = attach(base, frozen, lora) if frozen is not None else None
 
         def seen(m):
-            return look_back(unsaved, algorithm, state.params, head, frozen, _microbatch(fields, m))
+            return look_back(unsaved, algorithm, policy, head, compared, _microbatch(fields, m))
 
         def add_microbatch(m, found):
             return {name: found[name].at[m].set(x) for name, x in seen(m).items()}
@@ -139,11 +147,12 @@ def make_train_step(
         nothing = lax.with_sharding_constraint(zeros, rows_sharding(mesh, leading=1))
         return fields | lax.fori_loop(0, count, add_microbatch, dict.fromkeys(wanted, nothing))
 
-    def accumulated(trained: tuple[Params, Params | None], fields: dict[str, Array], count: Array, alpha: Any):
+    def accumulated(trained: tuple[Params, Params | None], base: Params | None, fields: dict, count: Array, alpha: Any):
         """(gradient, loss, metrics) over the first `count` microbatches of one update."""
 
         def loss_of(trained, m):
-            return microbatch_loss(trained, scorer, algorithm, _microbatch(fields, m), alpha)
+            policy = attach(base, trained[0], lora), trained[1]
+            return microbatch_loss(policy, scorer, algorithm, _microbatch(fields, m), alpha)
 
         def add_microbatch(m, carry):
             gradient, loss, found = carry
@@ -158,13 +167,13 @@ def make_train_step(
         start = (lax.with_sharding_constraint(zeros, trained_shardings), jnp.float32(0.0), nothing)
         return lax.fori_loop(0, count, add_microbatch, start)
 
-    def updated(state: TrainState, fields: dict[str, Array], count: Array):
+    def updated(state: TrainState, base: Params | None, fields: dict[str, Array], count: Array):
         """One update: (state, its metrics, numbers that add up over updates)."""
         alpha = bonus if bonus != 0.0 else None
         if state.entropy is not None and adaptive is not None:
             alpha = applied_alpha(state.entropy.coefficient, state.entropy.entropy, target=adaptive.target)
         trained = (state.params, state.critic.head if state.critic is not None else None)
-        gradient, loss, found = accumulated(trained, with_credit(algorithm, fields), count, alpha)
+        gradient, loss, found = accumulated(trained, base, with_credit(algorithm, fields), count, alpha)
         grad_norm, tokens = optax.tree.norm(gradient[0]), found["entropy"].weight
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(gradient[1]))
         apply = finite & (tokens > 0)
@@ -192,25 +201,27 @@ def make_train_step(
         }
         return after, found, sums
 
-    def train_step(state: TrainState, batch: TrainBatch, frozen: Params | None) -> tuple[TrainState, Metrics]:
+    def train_step(
+        state: TrainState, batch: TrainBatch, frozen: Params | None, base: Params | None
+    ) -> tuple[TrainState, Metrics]:
         fields = {name: getattr(batch, name) for name in names}
         if batch.prefix_ids is not None:
             fields["prefix_ids"] = batch.prefix_ids
         state = replace(state, step=state.step + 1)
         if algorithm.updates == 1:
-            part = looked_back(state, frozen, fields, batch.microbatches)
-            state, found, sums = updated(state, part, batch.microbatches)
+            part = looked_back(state, frozen, base, fields, batch.microbatches)
+            state, found, sums = updated(state, base, part, batch.microbatches)
         else:
             # All parts are looked at before the first update moves the weights.
-            parts = lax.map(lambda part: looked_back(state, frozen, *part), (fields, batch.microbatches))
+            parts = lax.map(lambda part: looked_back(state, frozen, base, *part), (fields, batch.microbatches))
 
             def go_on(carry, part):
                 state, found, sums = carry
-                state, *more = updated(state, *part)
+                state, *more = updated(state, base, *part)
                 return (state, metrics.add(found, more[0]), jax.tree.map(jnp.add, sums, more[1])), None
 
             first = jax.tree.map(lambda x: x[0], (parts, batch.microbatches))
-            nothing = _zeros(jax.eval_shape(updated, state, *first)[1:])
+            nothing = _zeros(jax.eval_shape(updated, state, base, *first)[1:])
             (state, found, sums), _ = lax.scan(go_on, (state, *nothing), (parts, batch.microbatches))
         means = {name: sums[name] / jnp.maximum(sums["trained"], 1.0) for name in ("loss", "grad_norm", "update_norm")}
         return state, finished(found) | means | {
@@ -222,31 +233,49 @@ def make_train_step(
     jitted = jax.jit(
         train_step,
         donate_argnums=0,
-        in_shardings=(shardings, batch_shardings, shardings.params if reference is not None else None),
+        in_shardings=(
+            shardings,
+            batch_shardings,
+            shardings.params if reference is not None else None,
+            _base_shardings(model, mesh, lora),
+        ),
         out_shardings=(shardings, whole),
     )
-    return TrainStep(jitted=jitted, mesh=mesh, reference=reference)
+    return TrainStep(jitted=jitted, mesh=mesh, reference=reference, base=base)
+
+
+def _base_shardings(model: ModelConfig, mesh: Mesh, lora: LoraConfig | None) -> Any:
+    return param_shardings(mesh, logical_axes(model), abstract_params(model)) if lora is not None else None
 
 
 def make_score(
-    model: ModelConfig, *, mesh: Mesh, temperature: float, head_chunk: int
+    model: ModelConfig,
+    *,
+    mesh: Mesh,
+    temperature: float,
+    head_chunk: int,
+    lora: LoraConfig | None = None,
+    base: Params | None = None,
 ) -> Callable[[Params, Array, Array, Array, Array], Float[Array, "B T"]]:
     """`score(params, tokens, targets, positions, segment_ids) -> logprobs`, all [B T], as the train step sees them.
 
+    `params` are what is trained: with `lora` the adapters of `base`, which are not merged here.
     Raises UserError before anything is compiled if the mesh does not divide the rows.
     """
     rows = rows_sharding(mesh)
     scorer = Scorer(model, mesh, temperature, head_chunk)
 
-    def logprobs(params, tokens_BT, targets_BT, positions_BT, segment_ids_BT):
+    def logprobs(trained, base, tokens_BT, targets_BT, positions_BT, segment_ids_BT):
+        params = attach(base, trained, lora)
         hidden_BTD = scorer.hidden(params, tokens_BT, positions_BT, segment_ids_BT)
         return scorer.logprobs(params, hidden_BTD, targets_BT)[0]
 
-    placed = param_shardings(mesh, logical_axes(model), abstract_params(model))
-    jitted = jax.jit(logprobs, in_shardings=(placed, rows, rows, rows, rows), out_shardings=rows)
+    trained, axes = trainable(model, lora)
+    placed = param_shardings(mesh, axes, trained), _base_shardings(model, mesh, lora)
+    jitted = jax.jit(logprobs, in_shardings=(*placed, rows, rows, rows, rows), out_shardings=rows)
 
     def score(params, tokens_BT, targets_BT, positions_BT, segment_ids_BT):
         check_divides(mesh, ("batch", None), tokens_BT.shape, "rows to score")
-        return jitted(params, tokens_BT, targets_BT, positions_BT, segment_ids_BT)
+        return jitted(params, base, tokens_BT, targets_BT, positions_BT, segment_ids_BT)
 
     return score

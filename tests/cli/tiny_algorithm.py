@@ -86,7 +86,9 @@ class Tiny:
             remat=False,
             reference=reference,
         )
-        lowered = step.jitted.lower(abstract_state(config.model, **self._beside()), pack([], self.shape), reference)
+        lowered = step.jitted.lower(
+            abstract_state(config.model, **self._beside()), pack([], self.shape), reference, None
+        )
         # Many tests compile a step of their own and run it once or twice; the numbers are float32 all the same.
         compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})
         self.step = replace(step, jitted=compiled)

@@ -17,6 +17,8 @@ from sampler_reference import (
     run,
 )
 
+from jaxrl_llm.config import LoraConfig
+from jaxrl_llm.models.lora import attach, merge, trainable
 from jaxrl_llm.sampler.scheduler import Scheduler
 
 
@@ -48,6 +50,16 @@ def test_a_tied_head_follows_the_embedding_through_a_push(tied_engine):
     scheduler.update_weights(new, 1)
     completions = run(scheduler, asked)
     assert_parity(trainer(new, asked, completions), completions)
+
+
+def test_merged_adapters_are_sampled_as_the_trainer_sees_them_unmerged(engine, trainer, params):
+    lora, rng = LoraConfig(rank=3, alpha=4.0), np.random.default_rng(0)
+    adapters = jax.tree.map(lambda x: 0.1 * rng.standard_normal(x.shape, np.float32), trainable(CONFIG, lora)[0])
+    asked = make_requests(32)
+    completions = run(Scheduler(engine, merge(params, adapters, lora)), asked)
+    assert_parity(trainer(attach(params, adapters, lora), asked, completions), completions)
+    without = trainer(params, asked, completions)
+    assert max(np.abs(w - c.logprobs_T).max() for (w, _), c in zip(without, completions, strict=True)) > 0.1
 
 
 def test_a_sampled_pad_id_is_a_token_like_any_other(engine, trainer, params):

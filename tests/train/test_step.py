@@ -74,7 +74,7 @@ def test_rematerialisation_is_in_the_program(build_step, batch):
     # The barrier is what keeps XLA from saving the activations after all; the numbers are compared above.
     def lowered(axes, remat):
         step, new_state = build_step(axes, remat)
-        return step.jitted.lower(new_state(), batch, None).as_text()
+        return step.jitted.lower(new_state(), batch, None, None).as_text()
 
     assert "optimization_barrier" in lowered((("data", 8),), True)
     assert "optimization_barrier" not in lowered((("data", 1),), False)
@@ -255,7 +255,9 @@ def test_the_head_is_a_float32_product_at_highest_precision(host_params, batch):
     config = MODEL.model_copy(update={"compute_dtype": "bfloat16"})
     mesh = make_mesh({}, jax.devices()[:1])
     step = make_train_step(config, ADAMW, CISPO, mesh=mesh, temperature=1.0, head_chunk=HEAD_CHUNK, remat=False)
-    text = step.jitted.lower(state_from_params(config, ADAMW, mesh=mesh, params=host_params), batch, None).as_text()
+    text = step.jitted.lower(
+        state_from_params(config, ADAMW, mesh=mesh, params=host_params), batch, None, None
+    ).as_text()
     dots = [line for line in text.splitlines() if "dot_general" in line]
     head = [line for line in dots if re.search(r"tensor<20x32xf32>|tensor<\d+x20xf32>", line)]
     # Forward (the backward pass repeats it), and the gradients of head and hidden state.

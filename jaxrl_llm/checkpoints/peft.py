@@ -1,0 +1,166 @@
+"""Adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors, read and written.
+
+It has `lora_A.weight` [r, inputs] and `lora_B.weight` [outputs, r] for every linear layer; the tree of models/lora.py
+has A [inputs, r] and B [r, outputs], with heads on an axis of their own.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.checkpoints.hf_tensors import HfTensor, hf_tensors
+from jaxrl_llm.checkpoints.safetensors_file import FLOATS, read_table, write_file
+from jaxrl_llm.config import LoraConfig, ModelConfig
+from jaxrl_llm.types import Params, UserError
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MODULES = {
+    "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o",
+    "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
+}  # fmt: skip
+
+# What says nothing about the function that the adapter computes: where it came from, and how it was trained.
+_SILENT = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "lora_dropout", "megatron_core", "qalora_group_size",
+}  # fmt: skip
+_READ = {"peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias", "init_lora_weights"}
+# Ways to begin an adapter that leave the base as it is; the others also move the base's weights.
+_HARMLESS_STARTS = (True, False, None, "gaussian", "orthogonal")
+
+
+def read_peft_config(path: str | Path) -> dict[str, Any]:
+    """The keys of LoraConfig that an adapter's folder decides: rank, alpha, targets, rslora. No weights are read.
+
+    Raises UserError naming the file that is missing or the option that is not supported.
+    """
+    file = Path(path) / _CONFIG
+    try:
+        told = json.loads(file.read_text())
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror or error}); give a folder in PEFT's layout") from None
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from None
+    if not isinstance(told, dict):
+        raise UserError(f"{file} holds no object")
+
+    def refuse(option: str, supported: str) -> NoReturn:
+        raise UserError(f"{file}: {option} = {json.dumps(told.get(option))} is not supported; {supported}")
+
+    if told.get("peft_type") != "LORA":
+        refuse("peft_type", "'LORA' is")
+    for option, value in told.items():  # use_dora, modules_to_save, rank_pattern, ... and what comes after them
+        if option not in _READ | _SILENT and value:
+            refuse(option, "leave it out when the adapter is made")
+    if told.get("bias", "none") != "none":
+        refuse("bias", "'none' is")
+    if told.get("init_lora_weights", True) not in _HARMLESS_STARTS:
+        refuse("init_lora_weights", "it changes the base's weights; convert the adapter with PEFT first")
+    rank, alpha, modules, rslora = (told.get(key) for key in ("r", "lora_alpha", "target_modules", "use_rslora"))
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        refuse("r", "a positive integer is")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
+        refuse("lora_alpha", "a positive number is")
+    if not isinstance(modules, list) or not modules:
+        refuse("target_modules", f"a list of {list(_MODULES)} is")
+    if unknown := [module for module in modules if not isinstance(module, str) or module not in _MODULES]:
+        raise UserError(f"{file}: target_modules has {unknown[0]!r}; known are {list(_MODULES)}")
+    targets = tuple(ours for theirs, ours in _MODULES.items() if theirs in modules)
+    return {"rank": rank, "alpha": float(alpha), "targets": targets, "rslora": bool(rslora)}
+
+
+def read_peft(path: str | Path, model: ModelConfig) -> tuple[LoraConfig, Params]:
+    """An adapter of this model: its settings, and the tree of models/lora.py as float32 numpy arrays.
+
+    Raises UserError as `read_peft_config`, and naming the tensor that is missing, unexpected, of another shape (then
+    the adapter is of another rank or base model), damaged or not finite.
+    """
+    path = Path(path)
+    lora = LoraConfig(**read_peft_config(path))
+    if not (path / _WEIGHTS).is_file():
+        raise UserError(f"{path} has no {_WEIGHTS}; only safetensors are read")
+    stored, parts = read_table(path / _WEIGHTS), list(_parts(model, lora))
+    for _, _, _, name, shape in parts:
+        if name not in stored:
+            raise UserError(f"{path}: tensor {name!r} is missing")
+        if stored[name].shape != shape:
+            raise UserError(
+                f"{path}: tensor {name!r} has shape {stored[name].shape}; r = {lora.rank} of {_CONFIG} and the base "
+                f"model ask for {shape}, so the adapter is of another rank or of another model"
+            )
+        if stored[name].kind not in FLOATS:
+            raise UserError(f"{path}: tensor {name!r} has dtype {stored[name].kind}; supported: {', '.join(FLOATS)}")
+    if extra := sorted(stored.keys() - {name for *_, name, _ in parts}):
+        raise UserError(
+            f"{path}: tensor {extra[0]!r} (and {len(extra) - 1} more) is unexpected: target_modules does not name it, "
+            f"or the base model of {model.layers} layers has no such projection"
+        )
+    tree: dict[str, dict[str, list[np.ndarray]]] = {}
+    for target, part, tensor, name, _ in parts:
+        layers = tree.setdefault(target, {}).setdefault(part, [])
+        layers.append(_to_ours(tensor, part, stored[name].read().astype(np.float32)))
+    return lora, {"lora": {target: {part: np.stack(x) for part, x in pair.items()} for target, pair in tree.items()}}
+
+
+def write_peft(
+    path: str | Path, model: ModelConfig, lora: LoraConfig, adapters: Params, *, base: str | None, dtype: Any = None
+) -> None:
+    """Writes an adapter's folder, which must not exist yet; it appears complete or not at all.
+
+    `adapters` is the tree of models/lora.py, of numpy arrays; `dtype` (theirs by default) is the file's. `base` is
+    what the folder calls its base model, for those who load both by one name.
+    Raises UserError if it exists or cannot be written.
+    """
+    path = Path(path)
+    if path.exists():
+        raise UserError(f"{path} exists; give a folder that does not")
+    rows, arrays = [], []
+    for target, part, tensor, name, shape in _parts(model, lora):
+        array = adapters["lora"][target][part][tensor.layer].reshape(shape[::-1]).T
+        arrays.append(array if dtype is None else array.astype(jnp.dtype(dtype)))
+        rows.append((name, arrays[-1].dtype, shape))
+    told = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": lora.rank,
+        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        "lora_dropout": 0.0,
+        "use_rslora": lora.rslora,
+        "bias": "none",
+        "target_modules": [theirs for theirs, ours in _MODULES.items() if ours in lora.targets],
+    }
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        write_file(unfinished / _WEIGHTS, rows, arrays)
+        (unfinished / _CONFIG).write_text(json.dumps(told, indent=2, allow_nan=False))
+        unfinished.rename(path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise UserError(f"{path} could not be written: {error}; free some space or check the directory") from error
+
+
+def _parts(model: ModelConfig, lora: LoraConfig) -> Iterator[tuple[str, str, HfTensor, str, tuple[int, int]]]:
+    """(target, a or b, the base's tensor, the file's name, the file's shape) in the order of the layers."""
+    for tensor in hf_tensors(model):
+        if tensor.leaf[:-1] != ("layers",) or tensor.leaf[-1] not in lora.targets:
+            continue
+        outputs, inputs = tensor.shape
+        module = f"base_model.model.{tensor.name.removesuffix('.weight')}"
+        yield tensor.leaf[-1], "a", tensor, f"{module}.lora_A.weight", (lora.rank, inputs)
+        yield tensor.leaf[-1], "b", tensor, f"{module}.lora_B.weight", (outputs, lora.rank)
+
+
+def _to_ours(tensor: HfTensor, part: str, array: np.ndarray) -> np.ndarray:
+    """[r, inputs] -> [*inputs, r], or [outputs, r] -> [r, *outputs]."""
+    cut = 1 if tensor.ours[0] == tensor.shape[1] else len(tensor.ours) - 1
+    return array.T.reshape((*tensor.ours[:cut], -1) if part == "a" else (-1, *tensor.ours[cut:]))

@@ -1,0 +1,31 @@
+"""Weights that a run keeps once beside its checkpoints and reads back when it goes on."""
+
+from pathlib import Path
+
+import jax
+
+from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli.assemble import Setup
+from jaxrl_llm.sharding import param_shardings
+from jaxrl_llm.types import Params, UserError
+
+
+def keep(path: Path, setup: Setup, params: Params) -> None:
+    """Save `params` under `path`, a folder of the run directory."""
+    CheckpointStore(path, keep=1).save(0, {"params": params}, {}, setup.fingerprints)
+
+
+def kept(path: Path, setup: Setup, declared: tuple[Params, Params], what: str) -> Params:
+    """What `keep` saved, on the trainer's mesh; `declared` is its abstract tree and the names of its axes.
+
+    Raises UserError, saying `what` it holds, if it is gone, damaged, or another run's.
+    """
+    abstract, axes = declared
+    placed = param_shardings(setup.trainer_mesh, axes, abstract)
+    wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, placed)
+    restored = CheckpointStore(path, keep=1).restore_latest({"params": wanted}, fingerprints=setup.fingerprints)
+    if restored is None:
+        raise UserError(
+            f"{path} is missing: it holds {what}; restore it from a copy, or start again in another --run-dir"
+        )
+    return restored.state["params"]
