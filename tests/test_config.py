@@ -46,6 +46,7 @@ def test_override_numbers(tmp_path, text, value):
         ("data: {high: 12}", None, r"heldout_prompts = 1000 leaves nothing .*9 prompts"),
         ("eval: {prompts: 2000}", None, r"eval.prompts = 2000 exceeds data.heldout_prompts = 1000"),
         ("model: {heads: 4, kv_heads: 3}", None, r"heads 4 is not a multiple of kv_heads 3"),
+        ("lora: {rank: 2}", "optimizer.kind=muon", r"muon .*with lora.rank 2 none is trained; use adamw"),
         ("- a\n- b", None, r"holds a list, not sections"),
         ("a: [", None, r"not valid YAML"),
         ("extends: 3", None, r"extends is 3"),

@@ -84,7 +84,7 @@ def _beside_params(opt_state: Any, params: Params, placed: Params, whole: Any) -
     every device."""
 
     def name(path):
-        return jax.tree_util.keystr([key for key in path if isinstance(key, jax.tree_util.DictKey)])
+        return jax.tree_util.keystr(tuple(key for key in path if isinstance(key, jax.tree_util.DictKey)))
 
     leaves = zip(jax.tree.leaves_with_path(params), jax.tree.leaves(placed), strict=True)
     homes = {(name(path), x.shape): sharding for (path, x), sharding in leaves}
