@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.losses import metrics
 from jaxrl_llm.losses.entropy import adapt_alpha, applied_alpha
+from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
@@ -116,7 +117,7 @@ def make_train_step(
     whole: Any = replicated(mesh)
     names = _ROW_FIELDS + (_CREDIT_FIELDS if algorithm.credit is not None else ())
     batch_shardings = TrainBatch(**dict.fromkeys(_ROW_FIELDS + _CREDIT_FIELDS, rows), microbatches=whole)
-    scorer = Scorer(model, mesh, temperature, head_chunk, remat)
+    scorer = Scorer(model, mesh, temperature, head_chunk, remat, choose_attention(model, mesh))
     unsaved = replace(scorer, remat=False)  # what is never differentiated saves no activations anyway
     optimizer = optax.with_extra_args_support(optimizer)
     head_optimizer = optax.with_extra_args_support(critic.optimizer) if critic is not None else None
@@ -233,7 +234,7 @@ def make_score(
     Raises UserError before anything is compiled if the mesh does not divide the rows.
     """
     rows = rows_sharding(mesh)
-    scorer = Scorer(model, mesh, temperature, head_chunk)
+    scorer = Scorer(model, mesh, temperature, head_chunk, attention=choose_attention(model, mesh))
 
     def logprobs(params, tokens_BT, targets_BT, positions_BT, segment_ids_BT):
         hidden_BTD = scorer.hidden(params, tokens_BT, positions_BT, segment_ids_BT)

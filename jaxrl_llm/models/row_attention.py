@@ -1,0 +1,220 @@
+"""Attention of packed rows over their own keys: XLA's products, cuDNN's kernel on GPU or Splash's on TPU.
+
+What a token may look at is a `Sight`: documents, causality, and perhaps a window. A model has as many sights as kinds
+of layers; each layer names its own by an index, which may be traced (layers are scanned) although a kernel's mask may
+not.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.models.attention import attend, document_mask, in_window
+from jaxrl_llm.sharding import spec
+from jaxrl_llm.types import UserError
+
+Implementation = Literal["xla", "cudnn", "splash"]
+
+# Splash works on blocks of whole vector registers (128 lanes); larger blocks are faster until they outgrow VMEM.
+_SPLASH_BLOCKS = (512, 256, 128)
+_CUDNN_LENGTH = 2  # cuDNN's backward pass with a mask wants even lengths
+
+
+@dataclass(frozen=True)
+class RowAttention:
+    """Which implementation runs, and the mesh whose shards it runs on (None: one device); `reason` says who chose.
+
+    `interpret` runs Splash without a TPU, for tests.
+    """
+
+    implementation: Implementation = "xla"
+    mesh: Mesh | None = None
+    reason: str = ""
+    interpret: bool = False
+
+
+XLA = RowAttention()
+
+
+class Sight(NamedTuple):
+    """A token looks at the earlier tokens of its segment (itself included), at most `window` - 1 positions back.
+
+    Segment 0 is padding: nobody looks at it. Documents lie in one piece, so that positions and places in the row differ
+    by a constant inside each; Splash counts places.
+    """
+
+    segment_ids_BT: Int[Array, "B T"]
+    positions_BT: Int[Array, "B T"]
+    window: int | None = None
+
+
+Attend = Callable[[Array, Array, Array, Any], Array]
+"""(queries [B T H C], keys [B T K C], values [B T K C], index of the layer's sight) -> [B T H C]"""
+
+
+def choose_attention(model: ModelConfig, mesh: Mesh) -> RowAttention:
+    """What `model.attention` means on the devices of `mesh`; auto takes their platform's kernel where that can run.
+
+    Raises UserError, before anything is compiled, if the implementation asked for cannot work there.
+    """
+    device = mesh.devices.flat[0]
+    if model.attention != "auto":
+        if cannot := _refusal(model.attention, model, device):
+            raise UserError(f"model.attention = {model.attention}: {cannot}; or set model.attention=auto")
+        return RowAttention(model.attention, mesh, "model.attention names it")
+    kernels: dict[str, Implementation] = {"tpu": "splash", "gpu": "cudnn"}
+    kernel = kernels.get(device.platform)
+    if kernel is None:
+        return RowAttention("xla", mesh, f"auto on {device.platform}")
+    if cannot := _refusal(kernel, model, device):
+        return RowAttention("xla", mesh, f"auto on {device.platform}, where {kernel} cannot run: {cannot}")
+    return RowAttention(kernel, mesh, f"auto on {device.platform}")
+
+
+def _refusal(implementation: Implementation, model: ModelConfig, device: Any) -> str | None:
+    """Why `implementation` cannot run this model on this device, and the way out; None if it can."""
+    wanted = {"splash": "tpu", "cudnn": "gpu", "xla": device.platform}[implementation]
+    if device.platform != wanted:
+        return f"it is a kernel for {wanted.upper()}, the trainer's devices are {device.platform}"
+    return _cudnn_refusal(model, device) if implementation == "cudnn" else None
+
+
+def _cudnn_refusal(model: ModelConfig, device: Any) -> str | None:
+    capability = str(device.compute_capability)  # "9.0" of an H100; another vendor's is no number
+    generation = float(capability) if capability.replace(".", "", 1).isdigit() else 0.0
+    widest = 256 if generation >= 9 else 128
+    if generation < 8:
+        return f"it needs an NVIDIA GPU of compute capability 8.0 or later, this is {device.device_kind}"
+    if model.compute_dtype != "bfloat16":
+        return f"it computes in bfloat16, not {model.compute_dtype}; set model.compute_dtype=bfloat16"
+    if model.attention_softcap is not None:
+        return f"it has no soft cap (model.attention_softcap = {model.attention_softcap})"
+    if model.head_dim > widest or model.head_dim % 8:
+        return f"on this device it takes a head_dim up to {widest} that is a multiple of 8, not {model.head_dim}"
+    return None
+
+
+def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, softcap: float | None) -> Attend:
+    """Attention over rows by `how`, for layers that see by `sights`.
+
+    The results agree wherever a token stands (segment > 0); what padding gets is finite and nobody's. Splash and cuDNN
+    run shard by shard, rows over data and fsdp, heads over tensor; rows are padded to the lengths that they take.
+    """
+    if how.implementation == "xla":
+        masks = [_mask(sight) for sight in sights]
+        return lambda q, k, v, which: attend(q, k, v, _select(which, masks), scale=scale, softcap=softcap)
+    if how.implementation == "splash":
+        kernel = functools.partial(_splash, scale=scale, softcap=softcap, interpret=how.interpret)
+    else:
+        assert softcap is None  # choose_attention has refused it
+        kernel = functools.partial(_cudnn, scale=scale)
+
+    def run(sight: Sight, q: Array, k: Array, v: Array) -> Array:
+        one = _on_shards(how.mesh, functools.partial(kernel, window=sight.window))
+        return one(q, k, v, sight.segment_ids_BT, sight.positions_BT)
+
+    branches = [functools.partial(run, sight) for sight in sights]
+
+    def attend_by_kernel(q, k, v, which):
+        if len(branches) > 1 and isinstance(which, jax.Array):
+            return lax.switch(which.astype(jnp.int32), branches, q, k, v)
+        return branches[int(which) if len(branches) > 1 else 0](q, k, v)
+
+    return attend_by_kernel
+
+
+def _mask(sight: Sight) -> Bool[Array, "B T T"]:
+    mask = document_mask(sight.segment_ids_BT)
+    if sight.window is None:
+        return mask
+    return mask & in_window(sight.positions_BT, sight.positions_BT, sight.window)
+
+
+def _select(which: Any, masks: list[Array]) -> Array:
+    if len(masks) > 1 and isinstance(which, jax.Array):
+        return lax.select_n(which, *masks)
+    return masks[int(which) if len(masks) > 1 else 0]
+
+
+def _on_shards(mesh: Mesh | None, kernel: Callable[..., Array]) -> Callable[..., Array]:
+    if mesh is None:
+        return kernel
+    queries, keys, rows = (spec(("batch", None, *rest)) for rest in (("heads", None), ("kv_heads", None), ()))
+    return jax.shard_map(
+        kernel, mesh=mesh, in_specs=(queries, keys, keys, rows, rows), out_specs=queries, check_vma=False
+    )
+
+
+def _padded(multiple: int, *arrays: Array) -> list[Array]:
+    """Arrays [B T ...] with zeros behind, T a multiple of `multiple`; a segment id of 0 is padding."""
+    behind = -arrays[0].shape[1] % multiple
+    return [jnp.pad(x, [(0, 0), (0, behind)] + [(0, 0)] * (x.ndim - 2)) for x in arrays]
+
+
+def _cudnn(
+    q_BTHC: Float[Array, "B T H C"],
+    k_BTKC: Float[Array, "B T K C"],
+    v_BTKC: Float[Array, "B T K C"],
+    segment_ids_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    *,
+    window: int | None,
+    scale: float,
+) -> Float[Array, "B T H C"]:
+    T = q_BTHC.shape[1]
+    q, k, v, segments, positions = _padded(_CUDNN_LENGTH, q_BTHC, k_BTKC, v_BTKC, segment_ids_BT, positions_BT)
+    # Padding looks at padding here: a query that sees nothing at all is NaN in some versions of cuDNN.
+    mask_BTT = _mask(Sight(segments + 1, positions, window))
+    # Causality is said twice: known to the kernel, it skips the blocks above the diagonal.
+    attended = jax.nn.dot_product_attention(
+        q, k, v, mask=mask_BTT[:, None], is_causal=True, scale=scale, implementation="cudnn"
+    )
+    return attended[:, :T]
+
+
+def _splash(
+    q_BTHC: Float[Array, "B T H C"],
+    k_BTKC: Float[Array, "B T K C"],
+    v_BTKC: Float[Array, "B T K C"],
+    segment_ids_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    *,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    interpret: bool,
+) -> Float[Array, "B T H C"]:
+    T, H = q_BTHC.shape[1:3]
+    q_BTHC = (q_BTHC.astype(jnp.float32) * scale).astype(q_BTHC.dtype)  # the kernel has no scale
+    q, k, v, segments = _padded(_SPLASH_BLOCKS[-1], q_BTHC, k_BTKC, v_BTKC, segment_ids_BT)
+    length = q.shape[1]
+    block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
+    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
+    square = (length, length)
+    mask = (
+        splash_mask.CausalMask(square) if window is None else splash_mask.LocalMask(square, (window - 1, 0), offset=0)
+    )
+    kernel = splash.make_splash_mha(
+        splash_mask.MultiHeadMask([mask] * H),
+        block_sizes=splash.BlockSizes(**dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=softcap,
+        interpret=interpret,
+    )
+
+    def one_row(q_HTC, k_KTC, v_KTC, segments_T):
+        return kernel(q_HTC, k_KTC, v_KTC, segment_ids=splash.SegmentIds(segments_T, segments_T))
+
+    attended = jax.vmap(one_row)(*(x.swapaxes(1, 2) for x in (q, k, v)), segments)
+    return attended.swapaxes(1, 2)[:, :T]
