@@ -48,16 +48,15 @@ def packed_shape(config: RunConfig, documents: int, updates: int = 1) -> RowShap
     )
 
 
-def build_train_step(
+def make_step(
     setup: Setup,
     rates: OptimizerConfig,
     algorithm: Algorithm,
     *,
     total_steps: int,
-    shape: RowShape,
     reference: Params | None = None,
-) -> TrainStep:
-    """The train step of this run, compiled for batches of `shape`."""
+) -> tuple[TrainStep, TrainState]:
+    """The train step of this run, not compiled, and the abstract state that it takes."""
     config = setup.config
     optimizer = make_optimizer(rates, total_steps=total_steps)
     step = make_train_step(
@@ -77,6 +76,20 @@ def build_train_step(
         critic=algorithm.critic.optimizer if algorithm.critic is not None else None,
         adapts_entropy=isinstance(algorithm.entropy, AdaptiveEntropy),
     )
+    return step, state
+
+
+def build_train_step(
+    setup: Setup,
+    rates: OptimizerConfig,
+    algorithm: Algorithm,
+    *,
+    total_steps: int,
+    shape: RowShape,
+    reference: Params | None = None,
+) -> TrainStep:
+    """The train step of this run, compiled for batches of `shape`."""
+    step, state = make_step(setup, rates, algorithm, total_steps=total_steps, reference=reference)
     return step.compiled(state, pack([], shape))
 
 
@@ -84,6 +97,12 @@ def rl_algorithm(setup: Setup) -> Algorithm:
     """The configured algorithm; a row holds at most as many documents as shortest prompts fit into it."""
     shortest = min(len(task.tokens_T) for task in setup.train_tasks)
     return bind_algorithm(setup.config, num_segments=1 + setup.config.train.row_length // shortest)
+
+
+def rl_shape(config: RunConfig, algorithm: Algorithm) -> RowShape:
+    """Rows that always hold the completions of one RL step."""
+    documents = config.rollout.prompts_per_step * config.rollout.group_size // algorithm.updates
+    return packed_shape(config, documents, algorithm.updates)
 
 
 def _sampling(config: RunConfig, temperature: float) -> Sampling:
@@ -151,8 +170,7 @@ class Joined:
     def parts(self) -> Parts:
         config, algorithm = self.setup.config, rl_algorithm(self.setup)
         devices = (self.setup.trainer_mesh, self.engine.mesh)
-        documents = config.rollout.prompts_per_step * config.rollout.group_size // algorithm.updates
-        shape = packed_shape(config, documents, algorithm.updates)
+        shape = rl_shape(config, algorithm)
         looks = int(algorithm.looks_back) + int(self._reference is not None)
         return Parts(
             train_step=build_train_step(

@@ -25,10 +25,7 @@ def reference_policy(run_dir: Path, setup: Setup, starting: Params | None) -> Pa
     if starting is not None:
         store.save(0, {"params": starting}, {}, setup.fingerprints)
     else:
-        abstract = abstract_params(setup.config.model)
-        placed = param_shardings(setup.trainer_mesh, logical_axes(setup.config.model), abstract)
-        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, placed)
-        restored = store.restore_latest({"params": wanted}, fingerprints=setup.fingerprints)
+        restored = store.restore_latest({"params": _abstract(setup)}, fingerprints=setup.fingerprints)
         if restored is None:
             raise UserError(
                 f"{run_dir / 'reference'} is missing: it holds the weights that algorithm.kl compares with; "
@@ -38,3 +35,18 @@ def reference_policy(run_dir: Path, setup: Setup, starting: Params | None) -> Pa
     dtype = jnp.dtype(kl.reference_dtype)
     # A copy: the train step donates the policy's own arrays.
     return jax.tree.map(lambda x: jax.device_put(x.astype(dtype), x.sharding, may_alias=False), starting)
+
+
+def abstract_reference(setup: Setup) -> Params | None:
+    """`reference_policy` as `jax.ShapeDtypeStruct`s with their shardings."""
+    kl = setup.config.algorithm.kl
+    if kl.place == "none":
+        return None
+    dtype = jnp.dtype(kl.reference_dtype)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), _abstract(setup))
+
+
+def _abstract(setup: Setup) -> Params:
+    abstract = abstract_params(setup.config.model)
+    placed = param_shardings(setup.trainer_mesh, logical_axes(setup.config.model), abstract)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, placed)

@@ -199,14 +199,15 @@ def _splash(
     q, k, v, segments = _padded(_SPLASH_BLOCKS[-1], q_BTHC, k_BTKC, v_BTKC, segment_ids_BT)
     length = q.shape[1]
     block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
-    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
+    sizes = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    blocks: Any = {f"block_{name}": block for name in sizes}
     square = (length, length)
     mask = (
         splash_mask.CausalMask(square) if window is None else splash_mask.LocalMask(square, (window - 1, 0), offset=0)
     )
-    kernel = splash.make_splash_mha(
+    kernel: Any = splash.make_splash_mha(
         splash_mask.MultiHeadMask([mask] * H),
-        block_sizes=splash.BlockSizes(**dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)),
+        block_sizes=splash.BlockSizes(**blocks),
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=softcap,
@@ -216,5 +217,6 @@ def _splash(
     def one_row(q_HTC, k_KTC, v_KTC, segments_T):
         return kernel(q_HTC, k_KTC, v_KTC, segment_ids=splash.SegmentIds(segments_T, segments_T))
 
-    attended = jax.vmap(one_row)(*(x.swapaxes(1, 2) for x in (q, k, v)), segments)
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    attended = jax.vmap(one_row)(q, k, v, segments)
     return attended.swapaxes(1, 2)[:, :T]

@@ -52,7 +52,11 @@ class TrainStep:
 
     def compiled(self, state: TrainState, batch: TrainBatch) -> "TrainStep":
         """The step compiled for these shapes now (abstract values will do), so that no training step pays for it."""
-        return replace(self, jitted=self.jitted.lower(state, batch, self.reference).compile())
+        return replace(self, jitted=self.lower(state, batch).compile())
+
+    def lower(self, state: TrainState, batch: TrainBatch) -> jax.stages.Lowered:
+        """The step lowered for these shapes; with abstract values (`reference` too) its devices need not be here."""
+        return self.jitted.lower(state, batch, self.reference)
 
     def __call__(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Raises UserError before anything is compiled if the mesh does not divide the rows."""
