@@ -54,7 +54,7 @@ _GPUS = {"h100": (_H100, 80 * _GIB)}
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices to compile for; `memory` is the bytes of one, where the compiler does not itself refuse what exceeds them."""
+    """Devices to compile for; `memory` is the bytes of one, unless the compiler itself refuses what exceeds them."""
 
     name: str
     devices: list[jax.Device]
@@ -107,18 +107,21 @@ def _gpus(name: str, description: str, memory: int, shape: str) -> Topology:
 def compile_program(name: str, lower: Callable[[], jax.stages.Lowered], where: Topology, way_out: str) -> Program:
     """Lower and compile one program for a topology.
 
-    Raises UserError with the compiler's figures and `way_out` if it does not fit a device, and with the compiler's
-    words if the program has no form there.
+    Raises UserError with the compiler's figures and `way_out` if it does not fit a device, and with JAX's words if
+    the program has no form there.
     """
     start = time.monotonic()
     try:
         compiled = lower().compile(where.compiler_options)
     except NotImplementedError as error:
         raise UserError(f"the {name} cannot be compiled for {where.name}: {_first_line(error)}") from None
-    except JaxRuntimeError as error:
+    except RuntimeError as error:
+        if "cuDNN is not detected" in str(error):
+            raise UserError(f"the {name} needs cuDNN to be compiled for {where.name}; `make aot` installs it") from None
         if "HbmOom" not in str(error) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        used = re.search(r"[Uu]sed (\S+) of (\S+) hbm", str(error))
+        # Two of its phrasings: "Used 48.00G of 15.75G hbm", "(73.05G) exceeds available HBM (15.75G)".
+        used = re.search(r"([\d.]+[KMGT])\)?(?: of | exceeds available HBM \()([\d.]+[KMGT])", str(error))
         figures = f"{used[1]} of {used[2]}" if used else _first_line(error)
         raise UserError(_too_large(name, where, figures, way_out)) from None
     seconds = time.monotonic() - start
