@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.config import ModelConfig
@@ -113,17 +113,7 @@ def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, s
     if how.implementation == "xla":
         masks = [_mask(sight) for sight in sights]
         return lambda q, k, v, which: attend(q, k, v, _select(which, masks), scale=scale, softcap=softcap)
-    if how.implementation == "splash":
-        kernel = functools.partial(_splash, scale=scale, softcap=softcap, interpret=how.interpret)
-    else:
-        assert softcap is None  # choose_attention has refused it
-        kernel = functools.partial(_cudnn, scale=scale)
-
-    def run(sight: Sight, q: Array, k: Array, v: Array) -> Array:
-        one = _on_shards(how.mesh, functools.partial(kernel, window=sight.window))
-        return one(q, k, v, sight.segment_ids_BT, sight.positions_BT)
-
-    branches = [functools.partial(run, sight) for sight in sights]
+    branches = [_kernel(how, sight, scale, softcap) for sight in sights]
 
     def attend_by_kernel(q, k, v, which):
         if len(branches) > 1 and isinstance(which, jax.Array):
@@ -146,13 +136,24 @@ def _select(which: Any, masks: list[Array]) -> Array:
     return masks[int(which) if len(masks) > 1 else 0]
 
 
-def _on_shards(mesh: Mesh | None, kernel: Callable[..., Array]) -> Callable[..., Array]:
-    if mesh is None:
-        return kernel
+def _kernel(how: RowAttention, sight: Sight, scale: float, softcap: float | None) -> Callable[..., Array]:
+    """(queries, keys, values) -> attended, by the kernel that `how` names."""
     queries, keys, rows = (spec(("batch", None, *rest)) for rest in (("heads", None), ("kv_heads", None), ()))
-    return jax.shard_map(
-        kernel, mesh=mesh, in_specs=(queries, keys, keys, rows, rows), out_specs=queries, check_vma=False
-    )
+    if how.implementation == "splash":
+        run = functools.partial(_splash, scale=scale)
+        # Made here, once for all layers that see so: the blocks of a long row's mask take seconds to work out.
+        constants, places = (
+            (sight.segment_ids_BT, _splash_kernel(sight, softcap, how.interpret)),
+            (rows, PartitionSpec()),
+        )
+    else:
+        assert softcap is None  # choose_attention has refused it
+        run = functools.partial(_cudnn, scale=scale, window=sight.window)
+        constants, places = (sight.segment_ids_BT, sight.positions_BT), (rows, rows)
+    if how.mesh is not None:
+        specs = (queries, keys, keys, *places)
+        run = jax.shard_map(run, mesh=how.mesh, in_specs=specs, out_specs=queries, check_vma=False)
+    return lambda q, k, v: run(q, k, v, *constants)
 
 
 def _padded(multiple: int, *arrays: Array) -> list[Array]:
@@ -182,31 +183,19 @@ def _cudnn(
     return attended[:, :T]
 
 
-def _splash(
-    q_BTHC: Float[Array, "B T H C"],
-    k_BTKC: Float[Array, "B T K C"],
-    v_BTKC: Float[Array, "B T K C"],
-    segment_ids_BT: Int[Array, "B T"],
-    positions_BT: Int[Array, "B T"],
-    *,
-    window: int | None,
-    scale: float,
-    softcap: float | None,
-    interpret: bool,
-) -> Float[Array, "B T H C"]:
-    T, H = q_BTHC.shape[1:3]
-    q_BTHC = (q_BTHC.astype(jnp.float32) * scale).astype(q_BTHC.dtype)  # the kernel has no scale
-    q, k, v, segments = _padded(_SPLASH_BLOCKS[-1], q_BTHC, k_BTKC, v_BTKC, segment_ids_BT)
-    length = q.shape[1]
+def _splash_kernel(sight: Sight, softcap: float | None, interpret: bool) -> Any:
+    """A splash kernel for rows of this length, forward and backward; any number of heads share its one mask."""
+    (padded,) = _padded(_SPLASH_BLOCKS[-1], sight.segment_ids_BT)
+    length = padded.shape[1]
     block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
     sizes = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     blocks: Any = {f"block_{name}": block for name in sizes}
-    square = (length, length)
+    square, window = (length, length), sight.window
     mask = (
         splash_mask.CausalMask(square) if window is None else splash_mask.LocalMask(square, (window - 1, 0), offset=0)
     )
-    kernel: Any = splash.make_splash_mha(
-        splash_mask.MultiHeadMask([mask] * H),
+    return splash.make_splash_mha(
+        splash_mask.MultiHeadMask([mask]),
         block_sizes=splash.BlockSizes(**blocks),
         head_shards=1,
         q_seq_shards=1,
@@ -214,9 +203,22 @@ def _splash(
         interpret=interpret,
     )
 
+
+def _splash(
+    q_BTHC: Float[Array, "B T H C"],
+    k_BTKC: Float[Array, "B T K C"],
+    v_BTKC: Float[Array, "B T K C"],
+    segment_ids_BT: Int[Array, "B T"],
+    kernel: Any,
+    *,
+    scale: float,
+) -> Float[Array, "B T H C"]:
+    T = q_BTHC.shape[1]
+    q_BTHC = (q_BTHC.astype(jnp.float32) * scale).astype(q_BTHC.dtype)  # the kernel has no scale
+    q, k, v, segments = _padded(_SPLASH_BLOCKS[-1], q_BTHC, k_BTKC, v_BTKC, segment_ids_BT)
+
     def one_row(q_HTC, k_KTC, v_KTC, segments_T):
         return kernel(q_HTC, k_KTC, v_KTC, segment_ids=splash.SegmentIds(segments_T, segments_T))
 
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    attended = jax.vmap(one_row)(q, k, v, segments)
-    return attended.swapaxes(1, 2)[:, :T]
+    return jax.vmap(one_row)(q, k, v, segments).swapaxes(1, 2)[:, :T]
