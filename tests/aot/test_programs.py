@@ -6,7 +6,9 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from jaxrl_llm import aot
+from jaxrl_llm.cli import aot as cli_aot
 from jaxrl_llm.cli.aot import compile_for
+from jaxrl_llm.cli.main import main
 from jaxrl_llm.config import ModelConfig, load
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sampler.loading import WeightLoader
@@ -42,6 +44,19 @@ def test_both_programs_of_a_run_compile_from_shapes_alone(tmp_path, monkeypatch)
         assert {device for place in places for device in place.device_set} == set(devices)
     for program in (train, decode):
         assert 0 < program.argument_bytes < program.peak_bytes
+
+
+def test_the_command_says_seconds_and_gib(tmp_path, monkeypatch, capsys):
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    program = aot.Program("train step", 61.23, 2**29, 3 * 2**30, None)
+    monkeypatch.setattr(cli_aot, "compile_for", lambda config, topology: [program])
+    command = ["jaxrl", "aot", str(tmp_path / "run.yaml"), "--topology", "v5e:2x2", "train.row_length=64"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    said = "train step for v5e:2x2: compiled in 61.2 s; on each device arguments 0.500 GiB, peak 3.000 GiB\n"
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(("unstack", "int8"), [(False, False), (True, False), (False, True), (True, True)])
