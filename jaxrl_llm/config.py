@@ -483,6 +483,10 @@ class TrainConfig(Section):
         {"data": 1, "fsdp": 1, "tensor": 1},
         description="trainer's mesh axes: data, fsdp, tensor; one of them may be -1",
     )
+    share_prompts: Bool = Field(
+        False,
+        description="compute a prompt once for all its completions in one row, which attend to it; the same loss and gradient with fewer tokens",
+    )
     remat: Bool = Field(False, description="recompute each layer's activations in the backward pass")
     head_chunk: Int = Field(512, gt=0, description="tokens whose [vocabulary] logits exist at once")
 

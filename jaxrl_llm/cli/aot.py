@@ -9,7 +9,7 @@ from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.cli.join import make_step, rl_algorithm, rl_shape
 from jaxrl_llm.cli.reference import abstract_reference
 from jaxrl_llm.config import RunConfig
-from jaxrl_llm.rollout.batching import pack
+from jaxrl_llm.rollout.rows import pack
 
 _SMALLER_STEP = (
     "give train.mesh more fsdp or tensor, set train.remat=true, or lower train.microbatch_rows or train.row_length"

@@ -74,7 +74,7 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
     )
     trainer_mesh = make_mesh(config.train.mesh, trainer_devices)
     sampler_mesh = make_mesh(config.sampler.mesh, sampler_devices)
-    choose_attention(config.model, trainer_mesh)
+    choose_attention(config.model, trainer_mesh, share_prompts=config.train.share_prompts)
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model))
     check_divides(
         trainer_mesh, ("batch", None), (config.train.microbatch_rows, config.train.row_length), "train.microbatch_rows"

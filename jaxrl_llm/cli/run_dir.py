@@ -49,7 +49,8 @@ def _environment(setup: Setup) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    attention = choose_attention(setup.config.model, setup.trainer_mesh)
+    config = setup.config
+    attention = choose_attention(config.model, setup.trainer_mesh, share_prompts=config.train.share_prompts)
     return {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",

@@ -49,43 +49,49 @@ XLA = RowAttention()
 class Sight(NamedTuple):
     """A token looks at the earlier tokens of its segment (itself included), at most `window` - 1 positions back.
 
-    Segment 0 is padding: nobody looks at it. Documents lie in one piece, so that positions and places in the row differ
+    Segment 0 is padding: nobody looks at it. With `prefix_ids` a token also sees that segment, unless it is 0: a prompt
+    that several documents of its row share. Documents lie in one piece, so that positions and places in the row differ
     by a constant inside each; Splash counts places.
     """
 
     segment_ids_BT: Int[Array, "B T"]
     positions_BT: Int[Array, "B T"]
     window: int | None = None
+    prefix_ids_BT: Int[Array, "B T"] | None = None
 
 
 Attend = Callable[[Array, Array, Array, Any], Array]
 """(queries [B T H C], keys [B T K C], values [B T K C], index of the layer's sight) -> [B T H C]"""
 
 
-def choose_attention(model: ModelConfig, mesh: Mesh) -> RowAttention:
+def choose_attention(model: ModelConfig, mesh: Mesh, *, share_prompts: bool = False) -> RowAttention:
     """What `model.attention` means on the devices of `mesh`; auto takes their platform's kernel where that can run.
+
+    `share_prompts` says that rows may come with `prefix_ids`.
 
     Raises UserError, before anything is compiled, if the implementation asked for cannot work there.
     """
     device = mesh.devices.flat[0]
     if model.attention != "auto":
-        if cannot := _refusal(model.attention, model, device):
+        if cannot := _refusal(model.attention, model, device, share_prompts):
             raise UserError(f"model.attention = {model.attention}: {cannot}; or set model.attention=auto")
         return RowAttention(model.attention, mesh, "model.attention names it")
     kernels: dict[str, Implementation] = {"tpu": "splash", "gpu": "cudnn"}
     kernel = kernels.get(device.platform)
     if kernel is None:
         return RowAttention("xla", mesh, f"auto on {device.platform}")
-    if cannot := _refusal(kernel, model, device):
+    if cannot := _refusal(kernel, model, device, share_prompts):
         return RowAttention("xla", mesh, f"auto on {device.platform}, where {kernel} cannot run: {cannot}")
     return RowAttention(kernel, mesh, f"auto on {device.platform}")
 
 
-def _refusal(implementation: Implementation, model: ModelConfig, device: Any) -> str | None:
+def _refusal(implementation: Implementation, model: ModelConfig, device: Any, share_prompts: bool) -> str | None:
     """Why `implementation` cannot run this model on this device, and the way out; None if it can."""
     wanted = {"splash": "tpu", "cudnn": "gpu", "xla": device.platform}[implementation]
     if device.platform != wanted:
         return f"it is a kernel for {wanted.upper()}, the trainer's devices are {device.platform}"
+    if implementation == "splash" and share_prompts:
+        return "its tokens see their own segment only, no shared prompt; set train.share_prompts=false"
     return _cudnn_refusal(model, device) if implementation == "cudnn" else None
 
 
@@ -124,7 +130,7 @@ def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, s
 
 
 def _mask(sight: Sight) -> Bool[Array, "B T T"]:
-    mask = document_mask(sight.segment_ids_BT)
+    mask = document_mask(sight.segment_ids_BT, sight.prefix_ids_BT)
     if sight.window is None:
         return mask
     return mask & in_window(sight.positions_BT, sight.positions_BT, sight.window)
@@ -140,16 +146,16 @@ def _kernel(how: RowAttention, sight: Sight, scale: float, softcap: float | None
     """(queries, keys, values) -> attended, by the kernel that `how` names."""
     queries, keys, rows = (spec(("batch", None, *rest)) for rest in (("heads", None), ("kv_heads", None), ()))
     if how.implementation == "splash":
-        run = functools.partial(_splash, scale=scale)
+        assert sight.prefix_ids_BT is None  # choose_attention has refused them
+        run: Any = functools.partial(_splash, scale=scale)
         # Made here, once for all layers that see so: the blocks of a long row's mask take seconds to work out.
-        constants, places = (
-            (sight.segment_ids_BT, _splash_kernel(sight, softcap, how.interpret)),
-            (rows, PartitionSpec()),
-        )
+        constants: Any = (sight.segment_ids_BT, _splash_kernel(sight, softcap, how.interpret))
+        places: Any = (rows, PartitionSpec())
     else:
         assert softcap is None  # choose_attention has refused it
         run = functools.partial(_cudnn, scale=scale, window=sight.window)
-        constants, places = (sight.segment_ids_BT, sight.positions_BT), (rows, rows)
+        constants = (sight.segment_ids_BT, sight.positions_BT, sight.prefix_ids_BT)
+        places = (rows, rows, rows)
     if how.mesh is not None:
         specs = (queries, keys, keys, *places)
         run = jax.shard_map(run, mesh=how.mesh, in_specs=specs, out_specs=queries, check_vma=False)
@@ -168,6 +174,7 @@ def _cudnn(
     v_BTKC: Float[Array, "B T K C"],
     segment_ids_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
+    prefix_ids_BT: Int[Array, "B T"] | None,
     *,
     window: int | None,
     scale: float,
@@ -175,7 +182,11 @@ def _cudnn(
     T = q_BTHC.shape[1]
     q, k, v, segments, positions = _padded(_CUDNN_LENGTH, q_BTHC, k_BTKC, v_BTKC, segment_ids_BT, positions_BT)
     # Padding looks at padding here: a query that sees nothing at all is NaN in some versions of cuDNN.
-    mask_BTT = _mask(Sight(segments + 1, positions, window))
+    prefixes = None
+    if prefix_ids_BT is not None:
+        (prefixes,) = _padded(_CUDNN_LENGTH, prefix_ids_BT)
+        prefixes += prefixes > 0
+    mask_BTT = _mask(Sight(segments + 1, positions, window, prefixes))
     # Causality is said twice: known to the kernel, it skips the blocks above the diagonal.
     attended = jax.nn.dot_product_attention(
         q, k, v, mask=mask_BTT[:, None], is_causal=True, scale=scale, implementation="cudnn"

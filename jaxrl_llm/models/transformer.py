@@ -213,13 +213,17 @@ def forward(
     tokens_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
     segment_ids_BT: Int[Array, "B T"],
+    prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
     remat: bool = False,
     attention: RowAttention = XLA,
 ) -> Float[Array, "B T D"]:
-    """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits."""
+    """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits.
+
+    `prefix_ids` as in TrainBatch: the segment of a prompt that a token's document shares with others of its row.
+    """
     windows = (None,) if config.window is None else (None, config.window)
-    sights = [Sight(segment_ids_BT, positions_BT, window) for window in windows]
+    sights = [Sight(segment_ids_BT, positions_BT, window, prefix_ids_BT) for window in windows]
     attend = row_attention(attention, sights, **_attention(config))
     rotation, local_rotation = rotations(config, positions_BT)
 

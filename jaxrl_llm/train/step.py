@@ -82,6 +82,7 @@ def make_train_step(
     temperature: float,
     head_chunk: int,
     remat: bool,
+    share_prompts: bool = False,
     reference: Params | None = None,
 ) -> TrainStep:
     """`algorithm.updates` updates on the algorithm's loss, jitted once for any number of microbatches.
@@ -91,7 +92,8 @@ def make_train_step(
     parameters, over the first `batch.microbatches` of the M microbatches (never more than M). Rows split over the mesh
     axes data and fsdp. With several updates each has its own part of the batch (the leading axis K) and goes on from
     the weights that the one before left; old log-probabilities and values are those of the weights that began the
-    step. `reference` is a frozen policy, placed like the parameters, that the algorithm's KL is taken to.
+    step. `share_prompts` says that batches may have `prefix_ids`, which not every attention
+    takes. `reference` is a frozen policy, placed like the parameters, that the algorithm's KL is taken to.
 
     `state.step` always counts up, once a step. What an update would change stays bit-equal if nothing was trained, and
     if the loss or the gradient's norm is not finite (`skipped` counts these).
@@ -120,8 +122,10 @@ def make_train_step(
     rows: Any = rows_sharding(mesh, leading=2 if algorithm.updates > 1 else 1)
     whole: Any = replicated(mesh)
     names = _ROW_FIELDS + (_CREDIT_FIELDS if algorithm.credit is not None else ())
-    batch_shardings = TrainBatch(**dict.fromkeys(_ROW_FIELDS + _CREDIT_FIELDS, rows), microbatches=whole)
-    scorer = Scorer(model, mesh, temperature, head_chunk, remat, choose_attention(model, mesh))
+    placed = dict.fromkeys((*_ROW_FIELDS, *_CREDIT_FIELDS, "prefix_ids"), rows)
+    batch_shardings = TrainBatch(**placed, microbatches=whole)
+    attention = choose_attention(model, mesh, share_prompts=share_prompts)
+    scorer = Scorer(model, mesh, temperature, head_chunk, remat, attention)
     unsaved = replace(scorer, remat=False)  # what is never differentiated saves no activations anyway
     optimizer = optax.with_extra_args_support(optimizer)
     head_optimizer = optax.with_extra_args_support(critic.optimizer) if critic is not None else None
@@ -198,6 +202,8 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: TrainBatch, frozen: Params | None) -> tuple[TrainState, Metrics]:
         fields = {name: getattr(batch, name) for name in names}
+        if batch.prefix_ids is not None:
+            fields["prefix_ids"] = batch.prefix_ids
         state = replace(state, step=state.step + 1)
         if algorithm.updates == 1:
             part = looked_back(state, frozen, fields, batch.microbatches)

@@ -63,6 +63,34 @@ def test_splash_gives_what_xla_gives(axes, window, softcap, kv_heads):
     assert min(float(jnp.abs(g).max()) for g in wanted_gradients[2:]) > 1
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_cudnn_is_asked_for_is_what_xla_computes(shared, monkeypatch):
+    # Everything but the kernel itself: mask, causal flag, scale, odd length, shards. JAX's own XLA form answers for it.
+    plain = jax.nn.dot_product_attention
+    asked = []
+
+    def instead(*arrays, implementation, **how):
+        asked.append(implementation)
+        return plain(*arrays, implementation="xla", **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", instead)
+    segments, positions = rows([[4, 3, 7], [9, 2, 5]], 17)
+    # The second and third documents go on from the first.
+    prefixes = np.where(segments > 1, 1, 0) if shared else None
+    rng = np.random.default_rng(0)
+    q, cotangent = rng.normal(size=(2, 2, 17, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 17, 2, 8)).astype(np.float32)
+    cotangent *= (segments > 0)[..., None, None]
+    sight = Sight(segments, positions, 5, prefixes)
+    wanted, wanted_gradients = values_and_gradients(XLA, sight, None, q, k, v, cotangent)
+    mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
+    got, gradients = values_and_gradients(RowAttention("cudnn", mesh), sight, None, q, k, v, cotangent)
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    for one, other in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert set(asked) == {"cudnn"}
+
+
 def test_a_model_with_local_layers_is_the_same_under_splash_on_a_mesh():
     # Layers are scanned, so which of the two kernels a layer runs is decided inside the program.
     config = ModelConfig(
@@ -138,3 +166,12 @@ def test_a_kernel_that_was_asked_for_and_cannot_run_is_refused(asked, mesh, chan
     with pytest.raises(UserError, match=message):
         choose_attention(BF16.model_copy(update={**changes, "attention": asked}), mesh)
     assert choose_attention(BF16.model_copy(update={"attention": "xla"}), mesh).implementation == "xla"
+
+
+def test_splash_does_not_take_shared_prompts_and_auto_knows_it():
+    splash = BF16.model_copy(update={"attention": "splash"})
+    with pytest.raises(UserError, match=r"set train\.share_prompts=false"):
+        choose_attention(splash, fake_mesh("tpu"), share_prompts=True)
+    assert choose_attention(splash, fake_mesh("tpu")).implementation == "splash"
+    assert choose_attention(BF16, fake_mesh("tpu"), share_prompts=True).implementation == "xla"
+    assert choose_attention(BF16, fake_mesh("gpu", "9.0"), share_prompts=True).implementation == "cudnn"
