@@ -145,9 +145,10 @@ def _select(which: Any, masks: list[Array]) -> Array:
 def _kernel(how: RowAttention, sight: Sight, scale: float, softcap: float | None) -> Callable[..., Array]:
     """(queries, keys, values) -> attended, by the kernel that `how` names."""
     queries, keys, rows = (spec(("batch", None, *rest)) for rest in (("heads", None), ("kv_heads", None), ()))
+    run: Any
     if how.implementation == "splash":
         assert sight.prefix_ids_BT is None  # choose_attention has refused them
-        run: Any = functools.partial(_splash, scale=scale)
+        run = functools.partial(_splash, scale=scale)
         # Made here, once for all layers that see so: the blocks of a long row's mask take seconds to work out.
         constants: Any = (sight.segment_ids_BT, _splash_kernel(sight, softcap, how.interpret))
         places: Any = (rows, PartitionSpec())
