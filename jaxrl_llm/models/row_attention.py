@@ -144,22 +144,26 @@ def _select(which: Any, masks: list[Array]) -> Array:
 
 def _kernel(how: RowAttention, sight: Sight, scale: float, softcap: float | None) -> Callable[..., Array]:
     """(queries, keys, values) -> attended, by the kernel that `how` names."""
-    queries, keys, rows = (spec(("batch", None, *rest)) for rest in (("heads", None), ("kv_heads", None), ()))
-    run: Any
+    rows = spec(("batch", None))
     if how.implementation == "splash":
         assert sight.prefix_ids_BT is None  # choose_attention has refused them
-        run = functools.partial(_splash, scale=scale)
         # Made here, once for all layers that see so: the blocks of a long row's mask take seconds to work out.
-        constants: Any = (sight.segment_ids_BT, _splash_kernel(sight, softcap, how.interpret))
-        places: Any = (rows, PartitionSpec())
-    else:
-        assert softcap is None  # choose_attention has refused it
-        run = functools.partial(_cudnn, scale=scale, window=sight.window)
-        constants = (sight.segment_ids_BT, sight.positions_BT, sight.prefix_ids_BT)
-        places = (rows, rows, rows)
-    if how.mesh is not None:
+        kernel = _splash_kernel(sight, softcap, how.interpret)
+        constants = (sight.segment_ids_BT, kernel)
+        return _on_shards(how.mesh, functools.partial(_splash, scale=scale), constants, (rows, PartitionSpec()))
+    assert softcap is None  # choose_attention has refused it
+    run = functools.partial(_cudnn, scale=scale, window=sight.window)
+    return _on_shards(how.mesh, run, (sight.segment_ids_BT, sight.positions_BT, sight.prefix_ids_BT), (rows,) * 3)
+
+
+def _on_shards(
+    mesh: Mesh | None, run: Callable[..., Array], constants: tuple[Any, ...], places: tuple[PartitionSpec, ...]
+) -> Callable[..., Array]:
+    """`run(queries, keys, values, *constants)` on every shard by itself, with the constants bound."""
+    if mesh is not None:
+        queries, keys = (spec(("batch", None, heads, None)) for heads in ("heads", "kv_heads"))
         specs = (queries, keys, keys, *places)
-        run = jax.shard_map(run, mesh=how.mesh, in_specs=specs, out_specs=queries, check_vma=False)
+        run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)
     return lambda q, k, v: run(q, k, v, *constants)
 
 
