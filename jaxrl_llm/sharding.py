@@ -91,9 +91,15 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
         raise UserError(
             f"mesh {_product(axes)} has {fixed} places for {count} devices; change an axis, or set one to -1"
         )
-    return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=list(devices)
-    )
+    try:
+        return jax.make_mesh(
+            tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=list(devices)
+        )
+    except (AssertionError, NotImplementedError):  # JAX's answer to TPU chips that make no such block
+        raise UserError(
+            f"mesh {_product(sizes)} cannot be laid over {count} chips of this TPU slice; use as many as make a "
+            "rectangle of it, or swap sizes between axes"
+        ) from None
 
 
 def split_devices(

@@ -14,7 +14,8 @@ import pydantic
 from jaxrl_llm.config import ModelConfig, RopeScalingConfig
 from jaxrl_llm.types import UserError
 
-SHAPE_KEYS = tuple(key for key in ModelConfig.model_fields if key not in ("init", "param_dtype", "compute_dtype"))
+_OURS = ("init", "param_dtype", "compute_dtype", "attention")
+SHAPE_KEYS = tuple(key for key in ModelConfig.model_fields if key not in _OURS)
 """The keys of ModelConfig that a checkpoint fixes."""
 
 # Fields that leave the forward pass as it is: token ids, training, generation and bookkeeping.

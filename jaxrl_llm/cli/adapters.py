@@ -8,11 +8,11 @@ import jax
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.checkpoints.peft import read_peft
 from jaxrl_llm.cli.assemble import Setup, initial_params
-from jaxrl_llm.cli.kept import keep, kept
+from jaxrl_llm.cli.kept import keep, kept, on_trainer
 from jaxrl_llm.config import RunConfig
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.transformer import abstract_params, init_params, logical_axes
-from jaxrl_llm.sharding import param_shardings
+from jaxrl_llm.train.state import shardings_of
 from jaxrl_llm.types import Params, UserError
 
 _BASE = "base"
@@ -28,14 +28,20 @@ def frozen_base(run_dir: Path, setup: Setup, *, resumed: bool) -> Params | None:
     if config.adapters is None:
         return None
     model, path = config.model, run_dir / _BASE
-    abstract, axes = abstract_params(model), logical_axes(model)
+    declared = abstract_params(model), logical_axes(model)
     if resumed:
-        return kept(path, setup, (abstract, axes), "the frozen weights under this run's adapters")
-    places = param_shardings(setup.trainer_mesh, axes, abstract)
+        return kept(path, setup, declared, "the frozen weights under this run's adapters")
+    places = shardings_of(on_trainer(setup, declared))
     given = initial_params(setup)
     base = init_params(model, config.seed, places) if given is None else jax.device_put(given, places)
     keep(path, setup, base)
     return base
+
+
+def abstract_base(setup: Setup) -> Params | None:
+    """`frozen_base` as `jax.ShapeDtypeStruct`s with their shardings."""
+    model = setup.config.model
+    return None if setup.config.adapters is None else on_trainer(setup, (abstract_params(model), logical_axes(model)))
 
 
 def starting_params(setup: Setup) -> Params | None:

@@ -20,6 +20,7 @@ from jaxrl_llm.data.arithmetic import Problem, split_problems
 from jaxrl_llm.data.prompts import fingerprint
 from jaxrl_llm.envs.single_turn import Penalty, SingleTurn
 from jaxrl_llm.models.lora import trainable
+from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
@@ -59,8 +60,11 @@ class Setup:
         }
 
 
-def assemble(config: RunConfig) -> Setup:
-    """Raises UserError for whatever in the configuration cannot work on this machine's files and devices."""
+def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> Setup:
+    """Raises UserError for whatever in the configuration cannot work on this machine's files and devices.
+
+    Other `devices` than this machine's may be given, to compile for.
+    """
     check_algorithm(config)
     data = config.data
     train, heldout = split_problems(
@@ -72,9 +76,12 @@ def assemble(config: RunConfig) -> Setup:
     rates = for_batch(config.optimizer, completions)
     config = config.model_copy(update={"model": model, "lora": _lora(config.lora, model), "optimizer": rates})
     _check_context(config)
-    trainer_devices, sampler_devices = split_devices(jax.devices(), config.train.mesh, config.sampler.mesh)
+    trainer_devices, sampler_devices = split_devices(
+        jax.devices() if devices is None else devices, config.train.mesh, config.sampler.mesh
+    )
     trainer_mesh = make_mesh(config.train.mesh, trainer_devices)
     sampler_mesh = make_mesh(config.sampler.mesh, sampler_devices)
+    choose_attention(config.model, trainer_mesh, share_prompts=config.train.share_prompts)
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model))
     check_divides(
         trainer_mesh, ("batch", None), (config.train.microbatch_rows, config.train.row_length), "train.microbatch_rows"

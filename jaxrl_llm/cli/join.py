@@ -51,17 +51,17 @@ def packed_shape(config: RunConfig, documents: int, updates: int = 1) -> RowShap
     )
 
 
-def build_train_step(
+def make_step(
     setup: Setup,
     rates: OptimizerConfig,
     algorithm: Algorithm,
     *,
     total_steps: int,
-    shape: RowShape,
     reference: Params | None = None,
     base: Params | None = None,
-) -> TrainStep:
-    """The train step of this run, compiled for batches of `shape`; with LoRA it trains adapters of `base`."""
+) -> tuple[TrainStep, TrainState]:
+    """The train step of this run, not compiled, and the abstract state that it takes; with LoRA it trains adapters of
+    `base`."""
     config = setup.config
     optimizer = make_optimizer(rates, total_steps=total_steps)
     step = make_train_step(
@@ -72,6 +72,7 @@ def build_train_step(
         temperature=config.rollout.temperature,
         head_chunk=config.train.head_chunk,
         remat=config.train.remat,
+        share_prompts=config.train.share_prompts,
         reference=reference,
         lora=config.adapters,
         base=base,
@@ -84,6 +85,21 @@ def build_train_step(
         adapts_entropy=isinstance(algorithm.entropy, AdaptiveEntropy),
         lora=config.adapters,
     )
+    return step, state
+
+
+def build_train_step(
+    setup: Setup,
+    rates: OptimizerConfig,
+    algorithm: Algorithm,
+    *,
+    total_steps: int,
+    shape: RowShape,
+    reference: Params | None = None,
+    base: Params | None = None,
+) -> TrainStep:
+    """The train step of this run, compiled for batches of `shape`."""
+    step, state = make_step(setup, rates, algorithm, total_steps=total_steps, reference=reference, base=base)
     return step.compiled(state, pack([], shape))
 
 
@@ -92,6 +108,12 @@ def rl_algorithm(setup: Setup) -> Algorithm:
     are shared as it has tokens."""
     shortest = 1 if setup.config.train.share_prompts else min(len(task.tokens_T) for task in setup.train_tasks)
     return bind_algorithm(setup.config, num_segments=1 + setup.config.train.row_length // shortest)
+
+
+def rl_shape(config: RunConfig, algorithm: Algorithm) -> RowShape:
+    """Rows that always hold the completions of one RL step."""
+    documents = config.rollout.prompts_per_step * config.rollout.group_size // algorithm.updates
+    return packed_shape(config, documents, algorithm.updates)
 
 
 def _sampling(config: RunConfig, temperature: float) -> Sampling:
@@ -167,8 +189,7 @@ class Joined:
     def parts(self) -> Parts:
         config, algorithm = self.setup.config, rl_algorithm(self.setup)
         devices = (self.setup.trainer_mesh, self.engine.mesh)
-        documents = config.rollout.prompts_per_step * config.rollout.group_size // algorithm.updates
-        shape = packed_shape(config, documents, algorithm.updates)
+        shape = rl_shape(config, algorithm)
         looks = int(algorithm.looks_back) + int(self._reference is not None)
         return Parts(
             train_step=build_train_step(

@@ -15,15 +15,20 @@ def keep(path: Path, setup: Setup, params: Params) -> None:
     CheckpointStore(path, keep=1).save(0, {"params": params}, {}, setup.fingerprints)
 
 
+def on_trainer(setup: Setup, declared: tuple[Params, Params]) -> Params:
+    """An abstract tree, given with the names of its axes, with its shardings on the trainer's mesh."""
+    abstract, axes = declared
+    placed = param_shardings(setup.trainer_mesh, axes, abstract)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, placed)
+
+
 def kept(path: Path, setup: Setup, declared: tuple[Params, Params], what: str) -> Params:
     """What `keep` saved, on the trainer's mesh; `declared` is its abstract tree and the names of its axes.
 
     Raises UserError, saying `what` it holds, if it is gone, damaged, or another run's.
     """
-    abstract, axes = declared
-    placed = param_shardings(setup.trainer_mesh, axes, abstract)
-    wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, placed)
-    restored = CheckpointStore(path, keep=1).restore_latest({"params": wanted}, fingerprints=setup.fingerprints)
+    wanted = {"params": on_trainer(setup, declared)}
+    restored = CheckpointStore(path, keep=1).restore_latest(wanted, fingerprints=setup.fingerprints)
     if restored is None:
         raise UserError(
             f"{path} is missing: it holds {what}; restore it from a copy, or start again in another --run-dir"

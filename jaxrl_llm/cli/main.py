@@ -213,6 +213,22 @@ def inspect(source: Source, step: Step = None) -> None:
         typer.echo(line)
 
 
+@app.command(name="aot")
+def compile_ahead(
+    config: ConfigPath,
+    topology: Annotated[str, typer.Option(help="a TPU slice (v5e:2x2, v5p:2x2x4, v6e:4x4, ...) or h100:N")],
+    overrides: Overrides = None,
+) -> None:
+    """Compile the train step and the decode step for devices that are not here: seconds, and GiB on each device."""
+    from jaxrl_llm.cli.aot import compile_for
+
+    for program in compile_for(config_room.load(config, overrides or ()), topology):
+        typer.echo(
+            f"{program.name} for {topology}: compiled in {program.seconds:.1f} s; on each device arguments "
+            f"{program.argument_bytes / 2**30:.3f} GiB, peak {program.peak_bytes / 2**30:.3f} GiB"
+        )
+
+
 def main() -> None:
     try:
         app()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.cli.assemble import Setup
-from jaxrl_llm.cli.kept import keep, kept
+from jaxrl_llm.cli.kept import keep, kept, on_trainer
 from jaxrl_llm.models.lora import trainable
 from jaxrl_llm.types import Params
 
@@ -29,3 +29,13 @@ def reference_policy(run_dir: Path, setup: Setup, starting: Params | None) -> Pa
     dtype = jnp.dtype(kl.reference_dtype)
     # A copy: the train step donates the policy's own arrays.
     return jax.tree.map(lambda x: jax.device_put(x.astype(dtype), x.sharding, may_alias=False), starting)
+
+
+def abstract_reference(setup: Setup) -> Params | None:
+    """`reference_policy` as `jax.ShapeDtypeStruct`s with their shardings."""
+    kl = setup.config.algorithm.kl
+    if kl.place == "none":
+        return None
+    dtype = jnp.dtype(kl.reference_dtype)
+    declared = on_trainer(setup, trainable(setup.config.model, setup.config.adapters))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), declared)

@@ -11,6 +11,7 @@ import yaml
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.config import differences, dump, validate
 from jaxrl_llm.metrics import write_json
+from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.sampler.jetstream import ENGINE_BASE
 from jaxrl_llm.types import UserError
 
@@ -48,6 +49,8 @@ def _environment(setup: Setup) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             return None
 
+    config = setup.config
+    attention = choose_attention(config.model, setup.trainer_mesh, share_prompts=config.train.share_prompts)
     return {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
@@ -57,5 +60,6 @@ def _environment(setup: Setup) -> dict[str, Any]:
         "devices": [f"{d.device_kind} {d.id}" for d in jax.devices()],
         "trainer_devices": [d.id for d in setup.trainer_mesh.devices.flat],
         "sampler_devices": [d.id for d in setup.engine.mesh.devices.flat],
+        "attention": f"{attention.implementation} ({attention.reason})",
         "seed": setup.config.seed,
     }

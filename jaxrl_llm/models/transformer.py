@@ -20,10 +20,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.attention import attend, attend_cached, document_mask, in_window
+from jaxrl_llm.models.attention import attend_cached, in_window
 from jaxrl_llm.models.kv_cache import Cache, positions, read_layer, write_span, write_tokens
 from jaxrl_llm.models.quantised import dequantise
 from jaxrl_llm.models.rope import Rotation, rotate, rotations
+from jaxrl_llm.models.row_attention import XLA, RowAttention, Sight, row_attention
 from jaxrl_llm.types import Params
 
 
@@ -230,21 +231,22 @@ def forward(
     prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
     remat: bool = False,
+    attention: RowAttention = XLA,
 ) -> Float[Array, "B T D"]:
     """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits.
 
     `prefix_ids` as in TrainBatch: the segment of a prompt that a token's document shares with others of its row.
     """
-    mask, local_mask = document_mask(segment_ids_BT, prefix_ids_BT), None
-    if config.window is not None:
-        local_mask = mask & in_window(positions_BT, positions_BT, config.window)
+    windows = (None,) if config.window is None else (None, config.window)
+    sights = [Sight(segment_ids_BT, positions_BT, window, prefix_ids_BT) for window in windows]
+    attend = row_attention(attention, sights, **_attention(config))
     rotation, local_rotation = rotations(config, positions_BT)
 
     def body(x, scanned):
         layer_params, _, is_local = scanned
         layer = _layer(config, layer_params)
         q, k, v = layer.qkv(x, _pick(is_local, rotation, local_rotation))
-        attended = attend(q, k, v, _pick(is_local, mask, local_mask), **_attention(config))
+        attended = attend(q, k, v, is_local)
         return layer.finish(x, attended), None
 
     body = jax.checkpoint(body) if remat else body

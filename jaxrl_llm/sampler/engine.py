@@ -510,6 +510,16 @@ class PolicyEngine(Engine):
         state, data = self._generate_jit(params, decode_state, enough)
         return state, result_tokens(data, self.decode_steps)
 
+    def lower_generate(self) -> jax.stages.Lowered:
+        """The program of `generate` lowered from shapes alone; the devices of its mesh need not be here."""
+        version = jax.ShapeDtypeStruct((), jnp.int32)
+        state = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            jax.eval_shape(self._init, version),
+            self._state_shardings,
+        )
+        return self._generate_jit.lower(self._loader.abstract(), state, np.int32(1))
+
     def _generate(self, params: Params, state: DecodeState, enough: Array) -> tuple[DecodeState, Array]:
         steps = self.decode_steps
         ran = jnp.sum(state.slots.active)

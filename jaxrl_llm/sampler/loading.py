@@ -34,8 +34,9 @@ class WeightLoader:
             name: self._copied(NamedSharding(mesh, PartitionSpec(*s.spec[1:])), self._layer_axes[name], 0)
             for name, s in self._shardings["layers"].items()
         }
-        top = {name: s for name, s in self._shardings.items() if name != "layers"}
-        self._top_jits = {name: jax.jit(self._cast, out_shardings=s) for name, s in top.items()}
+        self._top_shardings = {name: s for name, s in self._shardings.items() if name != "layers"}
+        self._top_jits = {name: jax.jit(self._cast, out_shardings=s) for name, s in self._top_shardings.items()}
+        self._placed_layers = one if unstack else stacked
         self._stack_jit = jax.jit(jax.vmap(self._layer), out_shardings=stacked)
         self._layer_jit = jax.jit(self._one_layer, out_shardings=one)
 
@@ -56,6 +57,20 @@ class WeightLoader:
         else:
             layers = self._stack_jit(placed["layers"])
         return {**copied, "layers": layers}
+
+    def abstract(self) -> Params:
+        """What `load` returns, as `jax.ShapeDtypeStruct`s with their shardings."""
+
+        def put(tree, shardings):
+            return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+        stack = self._abstract["layers"]
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
+        copied = jax.eval_shape(self._layer, one) if self._unstack else jax.eval_shape(jax.vmap(self._layer), stack)
+        layers = put(copied, self._placed_layers)
+        top = {name: x for name, x in self._abstract.items() if name != "layers"}
+        top = put(jax.eval_shape(lambda tree: jax.tree.map(self._cast, tree), top), self._top_shardings)
+        return {**top, "layers": (layers,) * self._layers if self._unstack else layers}
 
     def _check(self, params: Params) -> None:
         wanted, given = _leaves(self._abstract), _leaves(params)

@@ -18,6 +18,7 @@ from jaxrl_llm.losses.entropy import entropy_bonus
 from jaxrl_llm.losses.logprobs import token_logprobs
 from jaxrl_llm.losses.metrics import Maximum, Metric, kl_metrics, masked_mean, ratio_metrics
 from jaxrl_llm.losses.value import critic_values, value_loss
+from jaxrl_llm.models.row_attention import XLA, RowAttention
 from jaxrl_llm.models.transformer import forward, head_weight
 from jaxrl_llm.sharding import spec
 from jaxrl_llm.train.algorithm import Algorithm
@@ -33,6 +34,7 @@ class Scorer:
     temperature: float
     head_chunk: int
     remat: bool = False
+    attention: RowAttention = XLA
 
     def hidden(
         self,
@@ -43,7 +45,8 @@ class Scorer:
         prefix_ids_BT: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
         rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
-        hidden_BTD = forward(self.model, self._gathered(params), *rows, remat=self.remat)
+        how = {"remat": self.remat, "attention": self.attention}
+        hidden_BTD = forward(self.model, self._gathered(params), *rows, **how)
         # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
         return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", None, None))))
 

@@ -18,6 +18,7 @@ from jaxrl_llm.config import LoraConfig, ModelConfig
 from jaxrl_llm.losses import metrics
 from jaxrl_llm.losses.entropy import adapt_alpha, applied_alpha
 from jaxrl_llm.models.lora import attach, trainable
+from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
@@ -53,7 +54,12 @@ class TrainStep:
 
     def compiled(self, state: TrainState, batch: TrainBatch) -> "TrainStep":
         """The step compiled for these shapes now (abstract values will do), so that no training step pays for it."""
-        return replace(self, jitted=self.jitted.lower(state, batch, self.reference, self.base).compile())
+        return replace(self, jitted=self.lower(state, batch).compile())
+
+    def lower(self, state: TrainState, batch: TrainBatch) -> jax.stages.Lowered:
+        """The step lowered for these shapes; with abstract values (`reference` and `base` too) its devices need not be
+        here."""
+        return self.jitted.lower(state, batch, self.reference, self.base)
 
     def __call__(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Raises UserError before anything is compiled if the mesh does not divide the rows."""
@@ -79,6 +85,7 @@ def make_train_step(
     temperature: float,
     head_chunk: int,
     remat: bool,
+    share_prompts: bool = False,
     reference: Params | None = None,
     lora: LoraConfig | None = None,
     base: Params | None = None,
@@ -90,8 +97,9 @@ def make_train_step(
     parameters, over the first `batch.microbatches` of the M microbatches (never more than M). Rows split over the mesh
     axes data and fsdp. With several updates each has its own part of the batch (the leading axis K) and goes on from
     the weights that the one before left; old log-probabilities and values are those of the weights that began the
-    step. `reference` is a frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With
-    `lora` the adapters are trained, on `base`, the policy's frozen weights: read, never written or donated.
+    step. `share_prompts` says that batches may have `prefix_ids`, which not every attention takes. `reference` is a
+    frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With `lora` the adapters are
+    trained, on `base`, the policy's frozen weights: read, never written or donated.
 
     `state.step` always counts up, once a step. What an update would change stays bit-equal if nothing was trained, and
     if the loss or the gradient's norm is not finite (`skipped` counts these).
@@ -123,7 +131,8 @@ def make_train_step(
     names = _ROW_FIELDS + (_CREDIT_FIELDS if algorithm.credit is not None else ())
     placed = dict.fromkeys((*_ROW_FIELDS, *_CREDIT_FIELDS, "prefix_ids"), rows)
     batch_shardings = TrainBatch(**placed, microbatches=whole)
-    scorer = Scorer(model, mesh, temperature, head_chunk, remat)
+    attention = choose_attention(model, mesh, share_prompts=share_prompts)
+    scorer = Scorer(model, mesh, temperature, head_chunk, remat, attention)
     unsaved = replace(scorer, remat=False)  # what is never differentiated saves no activations anyway
     optimizer = optax.with_extra_args_support(optimizer)
     head_optimizer = optax.with_extra_args_support(critic.optimizer) if critic is not None else None
@@ -263,7 +272,7 @@ def make_score(
     Raises UserError before anything is compiled if the mesh does not divide the rows.
     """
     rows = rows_sharding(mesh)
-    scorer = Scorer(model, mesh, temperature, head_chunk)
+    scorer = Scorer(model, mesh, temperature, head_chunk, attention=choose_attention(model, mesh))
 
     def logprobs(trained, base, tokens_BT, targets_BT, positions_BT, segment_ids_BT):
         params = attach(base, trained, lora)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from jaxrl_llm.aot import TPU_ENVIRONMENT
+
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
@@ -32,6 +34,8 @@ import pytest
         (["tokenizer.vocab_size=9"], "tokenizer.vocab_size 9"),
         (["tokenizer.chat_template=chatml"], "no special token"),
         (["model.vocab_size=33"], "model.vocab_size = 33"),
+        (["model.attention=splash"], "model.attention = splash: it is a kernel for TPU, the trainer's devices are cpu"),
+        (["model.attention=cudnn"], "model.attention = cudnn: it is a kernel for GPU"),
     ],
 )
 def test_bad_values(tiny, jaxrl, overrides, message):
@@ -82,3 +86,11 @@ def test_a_run_directory_that_is_a_file(tiny, jaxrl):
     status, _, err = jaxrl("train", tiny, "--run-dir", tiny)
     assert (status, err.count("\n")) == (2, 1)
     assert "tiny.yaml cannot be used" in err
+
+
+def test_a_topology_that_is_none(tiny, jaxrl, monkeypatch):
+    for name in TPU_ENVIRONMENT:  # what the command sets, put back afterwards
+        monkeypatch.setenv(name, "1")
+    status, _, err = jaxrl("aot", tiny, "--topology", "v5e")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "topology 'v5e' is not of the form KIND:SHAPE" in err

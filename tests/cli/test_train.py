@@ -50,6 +50,7 @@ def test_train_writes_everything_and_the_books_balance(tiny, jaxrl, records):
     for name in ("config.yaml", "environment.json", "state.json", "fit.json", "report.html", "checkpoints"):
         assert (run / name).exists(), name
     assert list((run / "events").iterdir())
+    assert json.loads((run / "environment.json").read_text())["attention"] == "xla (auto on cpu)"
     steps, evaluations = records(run, "metrics"), records(run, "eval")
     assert [r["step"] for r in steps] == list(range(1, 9))
     assert [r["step"] for r in evaluations] == [0, 2, 4, 6, 8]

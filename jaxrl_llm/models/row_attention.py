@@ -1,0 +1,240 @@
+"""Attention of packed rows over their own keys: XLA's products, cuDNN's kernel on GPU or Splash's on TPU.
+
+What a token may look at is a `Sight`: documents, causality, and perhaps a window. A model has as many sights as kinds
+of layers; each layer names its own by an index, which may be traced (layers are scanned) although a kernel's mask may
+not.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.models.attention import attend, document_mask, in_window
+from jaxrl_llm.sharding import spec
+from jaxrl_llm.types import UserError
+
+Implementation = Literal["xla", "cudnn", "splash"]
+
+# Splash works on blocks of whole vector registers (128 lanes); larger blocks are faster until they outgrow VMEM.
+_SPLASH_BLOCKS = (512, 256, 128)
+_CUDNN_LENGTH = 2  # cuDNN's backward pass with a mask wants even lengths
+
+
+@dataclass(frozen=True)
+class RowAttention:
+    """Which implementation runs, and the mesh whose shards it runs on (None: one device); `reason` says who chose.
+
+    `interpret` runs Splash without a TPU, for tests.
+    """
+
+    implementation: Implementation = "xla"
+    mesh: Mesh | None = None
+    reason: str = ""
+    interpret: bool = False
+
+
+XLA = RowAttention()
+
+
+class Sight(NamedTuple):
+    """A token looks at the earlier tokens of its segment (itself included), at most `window` - 1 positions back.
+
+    Segment 0 is padding: nobody looks at it. With `prefix_ids` a token also sees that segment, unless it is 0: a prompt
+    that several documents of its row share. Documents lie in one piece, so that positions and places in the row differ
+    by a constant inside each; Splash counts places.
+    """
+
+    segment_ids_BT: Int[Array, "B T"]
+    positions_BT: Int[Array, "B T"]
+    window: int | None = None
+    prefix_ids_BT: Int[Array, "B T"] | None = None
+
+
+Attend = Callable[[Array, Array, Array, Any], Array]
+"""(queries [B T H C], keys [B T K C], values [B T K C], index of the layer's sight) -> [B T H C]"""
+
+
+def choose_attention(model: ModelConfig, mesh: Mesh, *, share_prompts: bool = False) -> RowAttention:
+    """What `model.attention` means on the devices of `mesh`; auto takes their platform's kernel where that can run.
+
+    `share_prompts` says that rows may come with `prefix_ids`.
+
+    Raises UserError, before anything is compiled, if the implementation asked for cannot work there.
+    """
+    device = mesh.devices.flat[0]
+    if model.attention != "auto":
+        if cannot := _refusal(model.attention, model, device, share_prompts):
+            raise UserError(f"model.attention = {model.attention}: {cannot}; or set model.attention=auto")
+        return RowAttention(model.attention, mesh, "model.attention names it")
+    kernels: dict[str, Implementation] = {"tpu": "splash", "gpu": "cudnn"}
+    kernel = kernels.get(device.platform)
+    if kernel is None:
+        return RowAttention("xla", mesh, f"auto on {device.platform}")
+    if cannot := _refusal(kernel, model, device, share_prompts):
+        return RowAttention("xla", mesh, f"auto on {device.platform}, where {kernel} cannot run: {cannot}")
+    return RowAttention(kernel, mesh, f"auto on {device.platform}")
+
+
+def _refusal(implementation: Implementation, model: ModelConfig, device: Any, share_prompts: bool) -> str | None:
+    """Why `implementation` cannot run this model on this device, and the way out; None if it can."""
+    wanted = {"splash": "tpu", "cudnn": "gpu", "xla": device.platform}[implementation]
+    if device.platform != wanted:
+        return f"it is a kernel for {wanted.upper()}, the trainer's devices are {device.platform}"
+    if implementation == "splash" and share_prompts:
+        return "its tokens see their own segment only, no shared prompt; set train.share_prompts=false"
+    return _cudnn_refusal(model, device) if implementation == "cudnn" else None
+
+
+def _cudnn_refusal(model: ModelConfig, device: Any) -> str | None:
+    capability = str(device.compute_capability)  # "9.0" of an H100; another vendor's is no number
+    generation = float(capability) if capability.replace(".", "", 1).isdigit() else 0.0
+    widest = 256 if generation >= 9 else 128
+    if generation < 8:
+        return f"it needs an NVIDIA GPU of compute capability 8.0 or later, this is {device.device_kind}"
+    if model.compute_dtype != "bfloat16":
+        return f"it computes in bfloat16, not {model.compute_dtype}; set model.compute_dtype=bfloat16"
+    if model.attention_softcap is not None:
+        return f"it has no soft cap (model.attention_softcap = {model.attention_softcap})"
+    if model.head_dim > widest or model.head_dim % 8:
+        return f"on this device it takes a head_dim up to {widest} that is a multiple of 8, not {model.head_dim}"
+    return None
+
+
+def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, softcap: float | None) -> Attend:
+    """Attention over rows by `how`, for layers that see by `sights`.
+
+    The results agree wherever a token stands (segment > 0); what padding gets is finite and nobody's. Splash and cuDNN
+    run shard by shard, rows over data and fsdp, heads over tensor; rows are padded to the lengths that they take.
+    """
+    if how.implementation == "xla":
+        masks = [_mask(sight) for sight in sights]
+        return lambda q, k, v, which: attend(q, k, v, _select(which, masks), scale=scale, softcap=softcap)
+    branches = [_kernel(how, sight, scale, softcap) for sight in sights]
+
+    def attend_by_kernel(q, k, v, which):
+        if len(branches) > 1 and isinstance(which, jax.Array):
+            return lax.switch(which.astype(jnp.int32), branches, q, k, v)
+        return branches[int(which) if len(branches) > 1 else 0](q, k, v)
+
+    return attend_by_kernel
+
+
+def _mask(sight: Sight) -> Bool[Array, "B T T"]:
+    mask = document_mask(sight.segment_ids_BT, sight.prefix_ids_BT)
+    if sight.window is None:
+        return mask
+    return mask & in_window(sight.positions_BT, sight.positions_BT, sight.window)
+
+
+def _select(which: Any, masks: list[Array]) -> Array:
+    if len(masks) > 1 and isinstance(which, jax.Array):
+        return lax.select_n(which, *masks)
+    return masks[int(which) if len(masks) > 1 else 0]
+
+
+def _kernel(how: RowAttention, sight: Sight, scale: float, softcap: float | None) -> Callable[..., Array]:
+    """(queries, keys, values) -> attended, by the kernel that `how` names."""
+    rows = spec(("batch", None))
+    if how.implementation == "splash":
+        assert sight.prefix_ids_BT is None  # choose_attention has refused them
+        # Made here, once for all layers that see so: the blocks of a long row's mask take seconds to work out.
+        kernel = _splash_kernel(sight, softcap, how.interpret)
+        constants = (sight.segment_ids_BT, kernel)
+        return _on_shards(how.mesh, functools.partial(_splash, scale=scale), constants, (rows, PartitionSpec()))
+    assert softcap is None  # choose_attention has refused it
+    run = functools.partial(_cudnn, scale=scale, window=sight.window)
+    return _on_shards(how.mesh, run, (sight.segment_ids_BT, sight.positions_BT, sight.prefix_ids_BT), (rows,) * 3)
+
+
+def _on_shards(
+    mesh: Mesh | None, run: Callable[..., Array], constants: tuple[Any, ...], places: tuple[PartitionSpec, ...]
+) -> Callable[..., Array]:
+    """`run(queries, keys, values, *constants)` on every shard by itself, with the constants bound."""
+    if mesh is not None:
+        queries, keys = (spec(("batch", None, heads, None)) for heads in ("heads", "kv_heads"))
+        specs = (queries, keys, keys, *places)
+        run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)
+    return lambda q, k, v: run(q, k, v, *constants)
+
+
+def _padded(multiple: int, *arrays: Array) -> list[Array]:
+    """Arrays [B T ...] with zeros behind, T a multiple of `multiple`; a segment id of 0 is padding."""
+    behind = -arrays[0].shape[1] % multiple
+    return [jnp.pad(x, [(0, 0), (0, behind)] + [(0, 0)] * (x.ndim - 2)) for x in arrays]
+
+
+def _cudnn(
+    q_BTHC: Float[Array, "B T H C"],
+    k_BTKC: Float[Array, "B T K C"],
+    v_BTKC: Float[Array, "B T K C"],
+    segment_ids_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    prefix_ids_BT: Int[Array, "B T"] | None,
+    *,
+    window: int | None,
+    scale: float,
+) -> Float[Array, "B T H C"]:
+    T = q_BTHC.shape[1]
+    q, k, v, segments, positions = _padded(_CUDNN_LENGTH, q_BTHC, k_BTKC, v_BTKC, segment_ids_BT, positions_BT)
+    # Padding looks at padding here: a query that sees nothing at all is NaN in some versions of cuDNN.
+    prefixes = None
+    if prefix_ids_BT is not None:
+        (prefixes,) = _padded(_CUDNN_LENGTH, prefix_ids_BT)
+        prefixes += prefixes > 0
+    mask_BTT = _mask(Sight(segments + 1, positions, window, prefixes))
+    # Causality is said twice: known to the kernel, it skips the blocks above the diagonal.
+    attended = jax.nn.dot_product_attention(
+        q, k, v, mask=mask_BTT[:, None], is_causal=True, scale=scale, implementation="cudnn"
+    )
+    return attended[:, :T]
+
+
+def _splash_kernel(sight: Sight, softcap: float | None, interpret: bool) -> Any:
+    """A splash kernel for rows of this length, forward and backward; any number of heads share its one mask."""
+    (padded,) = _padded(_SPLASH_BLOCKS[-1], sight.segment_ids_BT)
+    length = padded.shape[1]
+    block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
+    sizes = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    blocks: Any = {f"block_{name}": block for name in sizes}
+    square, window = (length, length), sight.window
+    mask = (
+        splash_mask.CausalMask(square) if window is None else splash_mask.LocalMask(square, (window - 1, 0), offset=0)
+    )
+    return splash.make_splash_mha(
+        splash_mask.MultiHeadMask([mask]),
+        block_sizes=splash.BlockSizes(**blocks),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=softcap,
+        interpret=interpret,
+    )
+
+
+def _splash(
+    q_BTHC: Float[Array, "B T H C"],
+    k_BTKC: Float[Array, "B T K C"],
+    v_BTKC: Float[Array, "B T K C"],
+    segment_ids_BT: Int[Array, "B T"],
+    kernel: Any,
+    *,
+    scale: float,
+) -> Float[Array, "B T H C"]:
+    T = q_BTHC.shape[1]
+    q_BTHC = (q_BTHC.astype(jnp.float32) * scale).astype(q_BTHC.dtype)  # the kernel has no scale
+    q, k, v, segments = _padded(_SPLASH_BLOCKS[-1], q_BTHC, k_BTKC, v_BTKC, segment_ids_BT)
+
+    def one_row(q_HTC, k_KTC, v_KTC, segments_T):
+        return kernel(q_HTC, k_KTC, v_KTC, segment_ids=splash.SegmentIds(segments_T, segments_T))
+
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    return jax.vmap(one_row)(q, k, v, segments).swapaxes(1, 2)[:, :T]

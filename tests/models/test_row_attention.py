@@ -1,0 +1,177 @@
+"""The kernels against XLA's products. Splash runs here in interpret mode; cuDNN is compiled by tests/test_aot.py."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.models.row_attention import XLA, RowAttention, Sight, choose_attention, row_attention
+from jaxrl_llm.models.transformer import forward, init_params
+from jaxrl_llm.sharding import make_mesh
+from jaxrl_llm.types import UserError
+
+SCALE = 0.3
+
+
+def rows(lengths, row_length):
+    """Segment ids and positions [B T] of rows that hold documents of these lengths, then padding."""
+    segments, positions = np.zeros((2, len(lengths), row_length), np.int32)
+    for row, documents in enumerate(lengths):
+        at = 0
+        for segment, length in enumerate(documents, 1):
+            segments[row, at : at + length], positions[row, at : at + length] = segment, range(length)
+            at += length
+    return segments, positions
+
+
+def values_and_gradients(how, sight, softcap, q, k, v, cotangent):
+    """What the real tokens get, and d sum(result * cotangent) for queries, keys and values."""
+    attend = row_attention(how, [sight], scale=SCALE, softcap=softcap)
+
+    def run(q, k, v):
+        attended = attend(q, k, v, 0)
+        return jnp.sum(attended * cotangent), attended
+
+    (_, attended), gradients = jax.jit(jax.value_and_grad(run, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    return np.where(np.asarray(sight.segment_ids_BT)[..., None, None] > 0, attended, 0), gradients
+
+
+@pytest.mark.parametrize(
+    ("axes", "window", "softcap", "kv_heads"),
+    [({}, 70, 2.0, 2), ({"fsdp": 2, "tensor": 2}, None, None, 2), ({"fsdp": 2}, 1, None, 1)],
+    ids=["window and soft cap", "mesh", "one key head, window of one"],
+)
+def test_splash_gives_what_xla_gives(axes, window, softcap, kv_heads):
+    # 300 tokens are padded to three blocks of 128; documents begin and end inside blocks, one is longer than a block.
+    segments, positions = rows([[41, 1, 200], [150, 97, 53]], 300)
+    rng = np.random.default_rng(0)
+    q, cotangent = rng.normal(size=(2, 2, 300, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 300, kv_heads, 8)).astype(np.float32)
+    cotangent *= (segments > 0)[..., None, None]
+    mesh = make_mesh(axes, jax.devices()[: np.prod(list(axes.values()), dtype=int)]) if axes else None
+    sight = Sight(segments, positions, window)
+    wanted, wanted_gradients = values_and_gradients(XLA, sight, softcap, q, k, v, cotangent)
+    splash = RowAttention("splash", mesh, interpret=True)
+    got, gradients = values_and_gradients(splash, sight, softcap, q, k, v, cotangent)
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    for one, other in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert np.abs(wanted).max() > 1
+    assert min(float(jnp.abs(g).max()) for g in wanted_gradients[2:]) > 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_cudnn_is_asked_for_is_what_xla_computes(shared, monkeypatch):
+    # Everything but the kernel itself: mask, causal flag, scale, odd length, shards. JAX's own XLA form answers for it.
+    plain = jax.nn.dot_product_attention
+    asked = []
+
+    def instead(*arrays, implementation, **how):
+        asked.append(implementation)
+        return plain(*arrays, implementation="xla", **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", instead)
+    segments, positions = rows([[4, 3, 7], [9, 2, 5]], 17)
+    # The second and third documents go on from the first.
+    prefixes = np.where(segments > 1, 1, 0) if shared else None
+    rng = np.random.default_rng(0)
+    q, cotangent = rng.normal(size=(2, 2, 17, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, 17, 2, 8)).astype(np.float32)
+    cotangent *= (segments > 0)[..., None, None]
+    sight = Sight(segments, positions, 5, prefixes)
+    wanted, wanted_gradients = values_and_gradients(XLA, sight, None, q, k, v, cotangent)
+    mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
+    got, gradients = values_and_gradients(RowAttention("cudnn", mesh), sight, None, q, k, v, cotangent)
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    for one, other in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert set(asked) == {"cudnn"}
+
+
+def test_a_model_with_local_layers_is_the_same_under_splash_on_a_mesh():
+    # Layers are scanned, so which of the two kernels a layer runs is decided inside the program.
+    config = ModelConfig(
+        layers=3, d_model=16, heads=4, kv_heads=2, head_dim=8, d_ff=16, vocab_size=19, attention_pattern="LG",
+        window=20, local_rope_theta=100.0,
+    )  # fmt: skip
+    params = init_params(config, seed=0)
+    segments, positions = rows([[60, 50], [128]], 128)
+    tokens = np.random.default_rng(0).integers(0, 19, segments.shape)
+    cotangent = np.random.default_rng(1).normal(size=(*segments.shape, 16)) * (segments > 0)[..., None]
+    mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
+
+    def loss(params, how):
+        hidden = forward(config, params, tokens, positions, segments, remat=True, attention=how)
+        return jnp.sum(hidden * cotangent), hidden
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    ((_, wanted), wanted_gradients), ((_, got), gradients) = (
+        run(params, how) for how in (XLA, RowAttention("splash", mesh, interpret=True))
+    )
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got[segments > 0], wanted[segments > 0], atol=2e-5)
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted_gradients), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5 * float(jnp.abs(other).max()))
+    assert float(jnp.abs(wanted_gradients["layers"]["k"]).max()) > 1
+
+
+def fake_mesh(platform, capability=None, kind="device"):
+    """All that the choice looks at: the first device's platform and generation."""
+    device = SimpleNamespace(platform=platform, compute_capability=capability, device_kind=kind)
+    return SimpleNamespace(devices=np.array([device]))
+
+
+BF16 = ModelConfig(compute_dtype="bfloat16", head_dim=64)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes", "wanted"),
+    [
+        (fake_mesh("cpu"), {}, "xla"),
+        (fake_mesh("tpu"), {}, "splash"),
+        (fake_mesh("tpu"), {"compute_dtype": "float32", "attention_softcap": 50.0, "head_dim": 2}, "splash"),
+        (fake_mesh("gpu", "9.0"), {}, "cudnn"),
+        (fake_mesh("gpu", "9.0"), {"head_dim": 256}, "cudnn"),
+        (fake_mesh("gpu", "8.0"), {"head_dim": 256}, "xla"),
+        (fake_mesh("gpu", "7.5"), {}, "xla"),
+        (fake_mesh("gpu", "gfx942"), {}, "xla"),
+        (fake_mesh("gpu", "9.0"), {"attention_softcap": 50.0}, "xla"),
+        (fake_mesh("gpu", "9.0"), {"compute_dtype": "float32"}, "xla"),
+    ],
+)
+def test_auto_takes_the_devices_kernel_where_it_can_run_and_says_why(mesh, changes, wanted):
+    choice = choose_attention(BF16.model_copy(update=changes), mesh)
+    assert choice.implementation == wanted
+    platform = mesh.devices.flat[0].platform
+    assert platform in choice.reason
+    assert ("cudnn cannot run" in choice.reason) == (platform == "gpu" and wanted == "xla")
+
+
+@pytest.mark.parametrize(
+    ("asked", "mesh", "changes", "message"),
+    [
+        ("cudnn", fake_mesh("cpu"), {}, "kernel for GPU, the trainer's devices are cpu"),
+        ("splash", fake_mesh("gpu", "9.0"), {}, "kernel for TPU"),
+        ("cudnn", fake_mesh("gpu", "9.0"), {"compute_dtype": "float32"}, "set model.compute_dtype=bfloat16"),
+        ("cudnn", fake_mesh("gpu", "9.0"), {"attention_softcap": 50.0}, "soft cap"),
+        ("cudnn", fake_mesh("gpu", "8.6"), {"head_dim": 136}, "up to 128"),
+        ("cudnn", fake_mesh("gpu", "9.0"), {"head_dim": 60}, "multiple of 8"),
+        ("cudnn", fake_mesh("gpu", "7.5", "Tesla T4"), {}, "this is Tesla T4"),
+    ],
+)
+def test_a_kernel_that_was_asked_for_and_cannot_run_is_refused(asked, mesh, changes, message):
+    with pytest.raises(UserError, match=message):
+        choose_attention(BF16.model_copy(update={**changes, "attention": asked}), mesh)
+    assert choose_attention(BF16.model_copy(update={"attention": "xla"}), mesh).implementation == "xla"
+
+
+def test_splash_does_not_take_shared_prompts_and_auto_knows_it():
+    splash = BF16.model_copy(update={"attention": "splash"})
+    with pytest.raises(UserError, match=r"set train\.share_prompts=false"):
+        choose_attention(splash, fake_mesh("tpu"), share_prompts=True)
+    assert choose_attention(splash, fake_mesh("tpu")).implementation == "splash"
+    assert choose_attention(BF16, fake_mesh("tpu"), share_prompts=True).implementation == "xla"
+    assert choose_attention(BF16, fake_mesh("gpu", "9.0"), share_prompts=True).implementation == "cudnn"
