@@ -7,6 +7,7 @@ Parameter tree (layers stacked on axis 0, matrices as input axes before output a
             mlp_norm [L D]    gate, up [L D F]   down [L F D]
             with qkv_bias: q_bias [L H C]   k_bias, v_bias [L K C]
             with qk_norm: q_norm, k_norm [L C]   with post_norms: attn_post_norm, mlp_post_norm [L D]
+            with experts, instead of gate, up and down: what models/moe.py declares
 """
 
 import functools
@@ -14,15 +15,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.attention import attend, attend_cached, document_mask, in_window
+from jaxrl_llm.models import moe
+from jaxrl_llm.models.attention import attend, attend_cached, document_mask, in_chunk, in_window
 from jaxrl_llm.models.kv_cache import Cache, positions, read_layer, write_span, write_tokens
 from jaxrl_llm.models.quantised import dequantise
-from jaxrl_llm.models.rope import Rotation, rotate, rotations
+from jaxrl_llm.models.rope import Rotation, place, rotations
 from jaxrl_llm.types import Params
 
 
@@ -65,9 +67,13 @@ class DecoderLayer(nnx.Module):
         self.v = param((D, K, C), ("embed", "kv_heads", "head_dim"), fan_in=D)
         self.o = param((H, C, D), ("heads", "head_dim", "embed"), fan_in=H * C * 2 * config.layers)
         self.mlp_norm = norm(D)
-        self.gate = param((D, F), ("embed", "mlp"), fan_in=D)
-        self.up = param((D, F), ("embed", "mlp"), fan_in=D)
-        self.down = param((F, D), ("mlp", "embed"), fan_in=F * 2 * config.layers)
+        if config.experts is None:
+            self.gate = param((D, F), ("embed", "mlp"), fan_in=D)
+            self.up = param((D, F), ("embed", "mlp"), fan_in=D)
+            self.down = param((F, D), ("mlp", "embed"), fan_in=F * 2 * config.layers)
+        else:
+            for name, leaf in moe.declare(config, param).items():
+                setattr(self, name, leaf)
         if config.qkv_bias:
             self.q_bias = nnx.Param(jnp.zeros((H, C), config.param_dtype), axes=("heads", "head_dim"))
             self.k_bias = nnx.Param(jnp.zeros((K, C), config.param_dtype), axes=("kv_heads", "head_dim"))
@@ -89,10 +95,12 @@ class DecoderLayer(nnx.Module):
         if config.qk_norm:
             q, k = _rms_norm(config, q, self.q_norm[...]), _rms_norm(config, k, self.k_norm[...])
         q, k, v = (y.reshape(*leading, *y.shape[1:]) for y in (q, k, v))
-        return rotate(q, rotation), rotate(k, rotation), v
+        return *place(config, q, k, rotation), v
 
-    def finish(self, x: Float[Array, "*b D"], attended: Float[Array, "*b H C"]) -> Float[Array, "*b D"]:
-        """Output projection, residual, feed-forward, residual."""
+    def finish(
+        self, x: Float[Array, "*b D"], attended: Float[Array, "*b H C"], mesh: Mesh | None
+    ) -> tuple[Float[Array, "*b D"], Float[Array, "N E"] | None]:
+        """Output projection, residual, feed-forward, residual; and the logits of a router, if there is one."""
         config, dtype = self.config, self.config.compute_dtype
         shape = x.shape
         x = x.reshape(-1, config.d_model)
@@ -100,10 +108,15 @@ class DecoderLayer(nnx.Module):
         o_ND = self.o[...].astype(dtype).reshape(-1, config.d_model)
         y = attended.reshape(len(x), -1) @ o_ND
         x = x + (_rms_norm(config, y, self.attn_post_norm[...]) if config.post_norms else y)
-        y = _rms_norm(config, x, self.mlp_norm[...])
-        y = _ACTIVATIONS[config.activation](y @ self.gate[...].astype(dtype)) * (y @ self.up[...].astype(dtype))
-        y = y @ self.down[...].astype(dtype)
-        return (x + (_rms_norm(config, y, self.mlp_post_norm[...]) if config.post_norms else y)).reshape(shape)
+        y, logits = _rms_norm(config, x, self.mlp_norm[...]), None
+        activation = _ACTIVATIONS[config.activation]
+        if config.experts is None:
+            y = activation(y @ self.gate[...].astype(dtype)) * (y @ self.up[...].astype(dtype))
+            y = y @ self.down[...].astype(dtype)
+        else:
+            weights = {name: getattr(self, name)[...] for name in moe.AXES if hasattr(self, name)}
+            y, logits = moe.feed_forward(config, weights, y, activation, mesh)
+        return (x + (_rms_norm(config, y, self.mlp_post_norm[...]) if config.post_norms else y)).reshape(shape), logits
 
 
 class Transformer(nnx.Module):
@@ -175,29 +188,46 @@ def _final(config: ModelConfig, params: Params, x: Float[Array, "*b D"]) -> Floa
     return _rms_norm(config, x, params["final_norm"])
 
 
-def _local_layers(config: ModelConfig) -> np.ndarray:
-    """Bool [L]: which layers attend to a window only."""
+def _kinds(config: ModelConfig) -> tuple[list[str], list[int]]:
+    """The kinds of layers that there are, and which of them each layer is; see `ModelConfig.attention_pattern`."""
     pattern = config.attention_pattern
-    return np.array([pattern[layer % len(pattern)] == "L" for layer in range(config.layers)])
+    kinds = sorted(set(pattern))
+    return kinds, [kinds.index(pattern[layer % len(pattern)]) for layer in range(config.layers)]
 
 
-def _pick(is_local: Any, everywhere: Any, local: Any) -> Any:
-    """A mask or rotation of this layer; `local` is None where the layers do not differ in it."""
-    return everywhere if local is None else jax.tree.map(lambda a, b: jnp.where(is_local, b, a), everywhere, local)
+def _pick(kind: Any, by_kind: dict[str, Any]) -> Any:
+    """The mask or rotation of a layer, whose kind is the `kind`-th of `by_kind` (traced inside a scan)."""
+    picked, *others = choices = [by_kind[name] for name in sorted(by_kind)]
+    if isinstance(kind, int):
+        return choices[kind]
+    for index, other in enumerate(others, 1):
+        picked = jax.tree.map(lambda a, b, i=index: a if a is b else jnp.where(kind == i, b, a), picked, other)
+    return picked
+
+
+def _masks(config: ModelConfig, mask: Array, query_positions: Array, key_positions: Array) -> dict[str, Array]:
+    """What each kind of layer may look at of what `mask` allows."""
+    kinds, _ = _kinds(config)
+    found = dict.fromkeys(kinds, mask)
+    if config.window is not None:
+        found["L"] = mask & in_window(query_positions, key_positions, config.window)
+    if config.attention_chunk is not None:
+        found["C"] = mask & in_chunk(query_positions, key_positions, config.attention_chunk)
+    return found
 
 
 def _over_layers(config: ModelConfig, body, carry, layers: Params):
     """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer; `body` returns (carry, None).
 
-    `body` is given the layer's weights, its index and whether it is local. The loop's compilation grows with depth, but
+    `body` is given the layer's weights, its index and its kind. The loop's compilation grows with depth, but
     no step copies a layer's weights out of the stack. XLA does so on CPU, where with few rows that copy costs a third
     of a decode step.
     """
-    local = _local_layers(config)
+    _, kinds = _kinds(config)
     if not isinstance(layers, tuple):
-        return jax.lax.scan(body, carry, (layers, jnp.arange(config.layers), jnp.asarray(local)))
+        return jax.lax.scan(body, carry, (layers, jnp.arange(config.layers), jnp.asarray(kinds)))
     for index, layer_params in enumerate(layers):
-        carry, _ = body(carry, (layer_params, index, local[index]))
+        carry, _ = body(carry, (layer_params, index, kinds[index]))
     return carry, None
 
 
@@ -214,19 +244,21 @@ def forward(
     segment_ids_BT: Int[Array, "B T"],
     *,
     remat: bool = False,
+    mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
-    """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits."""
-    mask, local_mask = document_mask(segment_ids_BT), None
-    if config.window is not None:
-        local_mask = mask & in_window(positions_BT, positions_BT, config.window)
-    rotation, local_rotation = rotations(config, positions_BT)
+    """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits.
+
+    `mesh` is where the arrays live, if they are split; experts need it.
+    """
+    masks = _masks(config, document_mask(segment_ids_BT), positions_BT, positions_BT)
+    by_kind = rotations(config, positions_BT)
 
     def body(x, scanned):
-        layer_params, _, is_local = scanned
+        layer_params, _, kind = scanned
         layer = _layer(config, layer_params)
-        q, k, v = layer.qkv(x, _pick(is_local, rotation, local_rotation))
-        attended = attend(q, k, v, _pick(is_local, mask, local_mask), **_attention(config))
-        return layer.finish(x, attended), None
+        q, k, v = layer.qkv(x, _pick(kind, by_kind))
+        attended = attend(q, k, v, _pick(kind, masks), **_attention(config))
+        return layer.finish(x, attended, mesh)[0], None
 
     body = jax.checkpoint(body) if remat else body
     x, _ = _over_layers(config, body, _embed(config, params, tokens_BT), params["layers"])
@@ -239,18 +271,26 @@ def decode(
     tokens_S: Int[Array, " S"],
     positions_S: Int[Array, " S"],
     cache: Cache,
+    *,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "S D"], Cache]:
     """One token per slot: writes its keys and values at `positions_S`, attends to positions 0..positions_S."""
 
     def write(cache, index, k, v):
         return write_tokens(cache, index, positions_S, k[:, 0], v[:, 0])
 
-    hidden_S1D, cache = _cached(config, params, tokens_S[:, None], positions_S[:, None], cache, write)
+    hidden_S1D, cache = _cached(config, params, tokens_S[:, None], positions_S[:, None], cache, write, mesh)
     return hidden_S1D[:, 0], cache
 
 
 def extend(
-    config: ModelConfig, params: Params, tokens_BT: Int[Array, "B T"], start: Int[Array, ""], cache: Cache
+    config: ModelConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    start: Int[Array, ""],
+    cache: Cache,
+    *,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """T more tokens of every row, at positions start ... start + T - 1 of a cache that holds what came before.
 
@@ -261,26 +301,23 @@ def extend(
     def write(cache, index, k, v):
         return write_span(cache, index, start, k, v)
 
-    return _cached(config, params, tokens_BT, positions_BT, cache, write)
+    return _cached(config, params, tokens_BT, positions_BT, cache, write, mesh)
 
 
-def _cached(config, params, tokens_BT, positions_BT, cache, write) -> tuple[Array, Cache]:
+def _cached(config, params, tokens_BT, positions_BT, cache, write, mesh) -> tuple[Array, Cache]:
     cached_1N = jnp.arange(positions(cache))[None]
-    mask_BTN, local_mask_BTN = cached_1N[:, None] <= positions_BT[..., None], None
-    if config.window is not None:
-        local_mask_BTN = mask_BTN & in_window(positions_BT, cached_1N, config.window)
-    rotation, local_rotation = rotations(config, positions_BT)
+    masks = _masks(config, cached_1N[:, None] <= positions_BT[..., None], positions_BT, cached_1N)
+    by_kind = rotations(config, positions_BT)
 
     # The cache is carried and updated in place; as scanned inputs and outputs it would be copied whole every step.
     def body(carry, scanned):
         x, cache = carry
-        layer_params, index, is_local = scanned
+        layer_params, index, kind = scanned
         layer = _layer(config, layer_params)
-        q, k, v = layer.qkv(x, _pick(is_local, rotation, local_rotation))
+        q, k, v = layer.qkv(x, _pick(kind, by_kind))
         cache = write(cache, index, k, v)
-        mask = _pick(is_local, mask_BTN, local_mask_BTN)
-        attended = attend_cached(q, *read_layer(cache, index, x.dtype), mask, **_attention(config))
-        return (layer.finish(x, attended), cache), None
+        attended = attend_cached(q, *read_layer(cache, index, x.dtype), _pick(kind, masks), **_attention(config))
+        return (layer.finish(x, attended, mesh)[0], cache), None
 
     (x, cache), _ = _over_layers(config, body, (_embed(config, params, tokens_BT), cache), params["layers"])
     return _final(config, params, x), cache

@@ -19,7 +19,7 @@ from jaxrl_llm.losses.logprobs import token_logprobs
 from jaxrl_llm.losses.metrics import Maximum, Metric, kl_metrics, masked_mean, ratio_metrics
 from jaxrl_llm.losses.value import critic_values, value_loss
 from jaxrl_llm.models.transformer import forward, head_weight
-from jaxrl_llm.sharding import spec
+from jaxrl_llm.sharding import batch_parts, spec
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.types import Params
 
@@ -42,7 +42,9 @@ class Scorer:
         segment_ids_BT: Int[Array, "B T"],
     ) -> Float[Array, "B T D"]:
         params = self._gathered(params)
-        hidden_BTD = forward(self.model, params, tokens_BT, positions_BT, segment_ids_BT, remat=self.remat)
+        hidden_BTD = forward(
+            self.model, params, tokens_BT, positions_BT, segment_ids_BT, remat=self.remat, mesh=self.mesh
+        )
         # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
         return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", None, None))))
 
@@ -56,7 +58,7 @@ class Scorer:
             targets_BT.reshape(-1),
             temperature=self.temperature,
             chunk=self.head_chunk,
-            shards=self.mesh.shape["data"] * self.mesh.shape["fsdp"],
+            shards=batch_parts(self.mesh),
             softcap=self.model.final_softcap,
         )
         return logprobs_N.reshape(targets_BT.shape), entropy_N.reshape(targets_BT.shape)
