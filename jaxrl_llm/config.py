@@ -125,7 +125,9 @@ class ModelConfig(Section):
     head_dim: Int = Field(16, gt=0, description="width of one head (even, for rotary positions)")
     d_ff: Int = Field(256, gt=0, description="width of the gated feed-forward layer; with experts, of each of them")
     experts: Int | None = Field(
-        None, gt=1, description="feed-forward networks of every layer between which a router chooses; null is one, dense"
+        None,
+        gt=1,
+        description="feed-forward networks of every layer between which a router chooses; null is one, dense",
     )
     experts_per_token: Int | None = Field(None, gt=0, description="experts: how many of them each token goes through")
     shared_expert_d_ff: Int | None = Field(
@@ -470,7 +472,9 @@ class SamplerConfig(Section):
 
     slots: Int = Field(256, gt=0, description="sequences decoded at once")
     decode_steps: Int = Field(4, gt=0, description="decode steps per dispatch; weights are swapped between dispatches")
-    mesh: dict[str, Int] = Field({"data": 1, "tensor": 1}, description="sampler's mesh axes: data (slots), tensor, expert")
+    mesh: dict[str, Int] = Field(
+        {"data": 1, "tensor": 1}, description="sampler's mesh axes: data (slots), tensor, expert"
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="dtype of the sampler's copy of the weights and of what it computes with"
     )

@@ -107,7 +107,7 @@ def _rotation(positions, theta: float, head_dim: int, scaling: RopeScalingConfig
 
 def rotate(x: Float[Array, "*b n C"], rotation: Rotation) -> Float[Array, "*b n C"]:
     """Turns pair i, (x[i], x[i + C/2]) in the half-split convention, by its angle; computed in float32."""
-    cos, sin = rotation
+    cos, sin, *_ = rotation
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 

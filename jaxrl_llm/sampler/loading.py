@@ -85,7 +85,9 @@ class WeightLoader:
 
     def _layer(self, layer: Params) -> Params:
         axes = self._layer_axes
-        return {n: quantise(x, axes[n]) if self._quantised(axes[n]) else self._cast(x, axes[n]) for n, x in layer.items()}
+        return {
+            n: quantise(x, axes[n]) if self._quantised(axes[n]) else self._cast(x, axes[n]) for n, x in layer.items()
+        }
 
     def _one_layer(self, stacked: Params, index: Array) -> Params:
         return self._layer(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), stacked))
