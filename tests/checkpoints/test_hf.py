@@ -22,7 +22,9 @@ def tables(path):
     return {name: value for file in path.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
-@pytest.mark.parametrize("name", ["llama31", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama31", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "llama4"]
+)
 def test_a_folder_comes_back_bit_for_bit_through_our_tree(name, tmp_path):
     tensors = write_folder(tmp_path / "in", name, shards=3)
     folder = open_hf(tmp_path / "in")
@@ -56,11 +58,13 @@ def test_dtypes_are_kept_or_cast(tmp_path):
         np.testing.assert_array_equal(value, halves[key], strict=True)
 
 
-@pytest.mark.parametrize("axes", [{"data": 1}, {"data": 2, "fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize("axes", [{"data": 1}, {"fsdp": 2, "expert": 2, "tensor": 2}])
 def test_streamed_to_devices_the_weights_lie_where_the_table_says_and_are_the_same(axes, tmp_path, cpu_devices):
     write_folder(tmp_path / "m", "gemma2", shards=2)
     write_folder(tmp_path / "b", "qwen2")
-    for name in ("m", "b"):
+    write_folder(tmp_path / "x", "mixtral")
+    write_folder(tmp_path / "l", "llama4")
+    for name in ("m", "b", "x", "l"):
         folder = open_hf(tmp_path / name)
         mesh = sharding.make_mesh(axes, cpu_devices[: int(np.prod(list(axes.values())))])
         places = sharding.param_shardings(mesh, logical_axes(folder.model), abstract_params(folder.model))
