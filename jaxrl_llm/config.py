@@ -319,6 +319,15 @@ _OBJECTIVE_CONSTANTS: dict[str, dict[str, float | None]] = {
 _CONSTANT_NAMES = tuple(dict.fromkeys(name for constants in _OBJECTIVE_CONSTANTS.values() for name in constants))
 
 
+class RouterConfig(Section):
+    """Losses of the routers of a model with experts, beside the objective; see losses/router.py."""
+
+    balance: Float = Field(
+        0.0, ge=0, description="weight of the load-balancing loss, 1 when experts are used evenly; 0 turns it off"
+    )
+    z: Float = Field(0.0, ge=0, description="weight of the squared logsumexp of the router's logits; 0 turns it off")
+
+
 class AlgorithmConfig(Section):
     """An algorithm = objective + importance corrections + advantages + aggregation + filters; see docs/losses.md."""
 
@@ -364,6 +373,7 @@ class AlgorithmConfig(Section):
     kl: KlConfig = KlConfig()
     entropy: EntropyConfig = EntropyConfig()
     critic: CriticConfig = CriticConfig()
+    router: RouterConfig = RouterConfig()
     zero_variance_filter: Bool = Field(
         True, description="drop groups whose rewards are all equal from the loss and its denominators"
     )

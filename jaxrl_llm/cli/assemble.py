@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
 from jaxrl_llm.checkpoints.hf_config import SHAPE_KEYS
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
-from jaxrl_llm.cli.algorithm import check_algorithm
+from jaxrl_llm.cli.algorithm import check_algorithm, check_router
 from jaxrl_llm.config import ModelConfig, RunConfig, dump
 from jaxrl_llm.data.arithmetic import Problem, split_problems
 from jaxrl_llm.data.prompts import fingerprint
@@ -64,6 +64,7 @@ def assemble(config: RunConfig) -> Setup:
     )
     tokenizer = _tokenizer(config, train)
     config = config.model_copy(update={"model": _model(config.model, tokenizer)})
+    check_router(config)
     _check_context(config)
     trainer_devices, sampler_devices = split_devices(jax.devices(), config.train.mesh, config.sampler.mesh)
     trainer_mesh = make_mesh(config.train.mesh, trainer_devices)

@@ -86,8 +86,8 @@ def feed_forward(
     x_ND: Float[Array, "N D"],
     activation: Callable[[Array], Array],
     mesh: Mesh | None,
-) -> tuple[Float[Array, "N D"], Float[Array, "N E"]]:
-    """The layer's output and its router's logits. `weights` are the leaves of one layer, of any float dtype.
+) -> tuple[Float[Array, "N D"], Routing]:
+    """The layer's output and what its router said. `weights` are the leaves of one layer, of any float dtype.
 
     On a mesh, rows are split over its batch axes in equal parts; rows of zeros make up what is missing.
     """
@@ -102,7 +102,7 @@ def feed_forward(
     if config.shared_expert_d_ff is not None:
         gate, up, down = (weights[f"shared_{name}"].astype(dtype) for name in ("gate", "up", "down"))
         y_ND += (activation(x_ND @ gate) * (x_ND @ up)) @ down
-    return y_ND, routing.logits
+    return y_ND, routing
 
 
 def _on_mesh(mesh: Mesh, x_ND: Array, routing: Routing, experts: tuple[Array, ...], how: Mapping[str, Any]) -> Array:

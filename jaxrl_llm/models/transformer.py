@@ -11,7 +11,7 @@ Parameter tree (layers stacked on axis 0, matrices as input axes before output a
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.losses.router import balance_terms, z_terms
 from jaxrl_llm.models import moe
 from jaxrl_llm.models.attention import attend, attend_cached, document_mask, in_chunk, in_window
 from jaxrl_llm.models.kv_cache import Cache, positions, read_layer, write_span, write_tokens
@@ -99,8 +100,8 @@ class DecoderLayer(nnx.Module):
 
     def finish(
         self, x: Float[Array, "*b D"], attended: Float[Array, "*b H C"], mesh: Mesh | None
-    ) -> tuple[Float[Array, "*b D"], Float[Array, "N E"] | None]:
-        """Output projection, residual, feed-forward, residual; and the logits of a router, if there is one."""
+    ) -> tuple[Float[Array, "*b D"], moe.Routing | None]:
+        """Output projection, residual, feed-forward, residual; and what the router said, if there is one."""
         config, dtype = self.config, self.config.compute_dtype
         shape = x.shape
         x = x.reshape(-1, config.d_model)
@@ -108,15 +109,15 @@ class DecoderLayer(nnx.Module):
         o_ND = self.o[...].astype(dtype).reshape(-1, config.d_model)
         y = attended.reshape(len(x), -1) @ o_ND
         x = x + (_rms_norm(config, y, self.attn_post_norm[...]) if config.post_norms else y)
-        y, logits = _rms_norm(config, x, self.mlp_norm[...]), None
+        y, routing = _rms_norm(config, x, self.mlp_norm[...]), None
         activation = _ACTIVATIONS[config.activation]
         if config.experts is None:
             y = activation(y @ self.gate[...].astype(dtype)) * (y @ self.up[...].astype(dtype))
             y = y @ self.down[...].astype(dtype)
         else:
             weights = {name: getattr(self, name)[...] for name in moe.AXES if hasattr(self, name)}
-            y, logits = moe.feed_forward(config, weights, y, activation, mesh)
-        return (x + (_rms_norm(config, y, self.mlp_post_norm[...]) if config.post_norms else y)).reshape(shape), logits
+            y, routing = moe.feed_forward(config, weights, y, activation, mesh)
+        return (x + (_rms_norm(config, y, self.mlp_post_norm[...]) if config.post_norms else y)).reshape(shape), routing
 
 
 class Transformer(nnx.Module):
@@ -217,7 +218,8 @@ def _masks(config: ModelConfig, mask: Array, query_positions: Array, key_positio
 
 
 def _over_layers(config: ModelConfig, body, carry, layers: Params):
-    """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer; `body` returns (carry, None).
+    """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer, without the scan's second
+    result.
 
     `body` is given the layer's weights, its index and its kind. The loop's compilation grows with depth, but
     no step copies a layer's weights out of the stack. XLA does so on CPU, where with few rows that copy costs a third
@@ -250,6 +252,40 @@ def forward(
 
     `mesh` is where the arrays live, if they are split; experts need it.
     """
+    rows = (tokens_BT, positions_BT, segment_ids_BT)
+    return _forward(config, params, *rows, remat=remat, mesh=mesh)[0]
+
+
+class RouterTerms(NamedTuple):
+    """The losses of the routers, token by token and averaged over layers; see losses/router.py."""
+
+    balance: Array  # [B T]
+    z: Array  # [B T]
+
+
+def forward_routed(
+    config: ModelConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    segment_ids_BT: Int[Array, "B T"],
+    *,
+    remat: bool = False,
+    mesh: Mesh | None = None,
+) -> tuple[Float[Array, "B T D"], RouterTerms]:
+    """`forward` of a model with experts and stacked layers, and what its routers' losses are made of."""
+
+    def terms(routing):
+        logits_BTE, chosen_BTK = (y.reshape(*tokens_BT.shape, -1) for y in (routing.logits, routing.chosen))
+        return RouterTerms(balance_terms(logits_BTE, chosen_BTK, segment_ids_BT), z_terms(logits_BTE))
+
+    rows = (tokens_BT, positions_BT, segment_ids_BT)
+    hidden_BTD, layers = _forward(config, params, *rows, remat=remat, mesh=mesh, said=terms)
+    return hidden_BTD, jax.tree.map(lambda x_LBT: jnp.mean(x_LBT, axis=0), layers)
+
+
+def _forward(config, params, tokens_BT, positions_BT, segment_ids_BT, *, remat, mesh, said=None) -> tuple[Array, Any]:
+    """Hidden states, and `said(routing)` of every layer (for stacked layers)."""
     masks = _masks(config, document_mask(segment_ids_BT), positions_BT, positions_BT)
     by_kind = rotations(config, positions_BT)
 
@@ -258,11 +294,12 @@ def forward(
         layer = _layer(config, layer_params)
         q, k, v = layer.qkv(x, _pick(kind, by_kind))
         attended = attend(q, k, v, _pick(kind, masks), **_attention(config))
-        return layer.finish(x, attended, mesh)[0], None
+        x, routing = layer.finish(x, attended, mesh)
+        return x, said(routing) if said is not None else None
 
     body = jax.checkpoint(body) if remat else body
-    x, _ = _over_layers(config, body, _embed(config, params, tokens_BT), params["layers"])
-    return _final(config, params, x)
+    x, found = _over_layers(config, body, _embed(config, params, tokens_BT), params["layers"])
+    return _final(config, params, x), found
 
 
 def decode(

@@ -20,7 +20,7 @@ from jaxrl_llm.losses.entropy import adapt_alpha, applied_alpha
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
-from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_loss, with_credit
+from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_loss, router_weights, with_credit
 from jaxrl_llm.train.state import CriticState, EntropyControl, TrainState, abstract_state, as_float32, shardings_of
 from jaxrl_llm.types import Params, TrainBatch, WeightedSum
 
@@ -99,7 +99,7 @@ def make_train_step(
     update_norm, skipped. Loss and norms are means over the updates that trained anything.
     Where the algorithm has them: old_ratio_mean, old_ratio_max and old_ess of exp(logp - old), kl_reference_k1 and
     _k3, importance_mean (what corrections multiply by) and importance_zero (share of tokens they drop),
-    entropy_coefficient, value_loss, value_mean, return_mean.
+    entropy_coefficient, value_loss, value_mean, return_mean; router_balance and router_z (means over all tokens).
     """
     critic, bonus = algorithm.critic, algorithm.entropy
     adaptive = bonus if isinstance(bonus, AdaptiveEntropy) else None
@@ -163,7 +163,10 @@ def make_train_step(
         if state.entropy is not None and adaptive is not None:
             alpha = applied_alpha(state.entropy.coefficient, state.entropy.entropy, target=adaptive.target)
         trained = (state.params, state.critic.head if state.critic is not None else None)
-        gradient, loss, found = accumulated(trained, with_credit(algorithm, fields), count, alpha)
+        fields = with_credit(algorithm, fields)
+        if algorithm.router is not None:
+            fields["router_weights"] = router_weights(fields["segment_ids"], count)
+        gradient, loss, found = accumulated(trained, fields, count, alpha)
         grad_norm, tokens = optax.tree.norm(gradient[0]), found["entropy"].weight
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(gradient[1]))
         apply = finite & (tokens > 0)
