@@ -88,13 +88,13 @@ def hf_tensors(config: ModelConfig) -> Iterator[HfTensor]:
     rows = [*_attention(config), *(_dense(config) if config.experts is None else _experts(config, config.experts))]
     yield HfTensor(EMBED, (("embed",),), (), (V, D), (V, D), (0, 1))
     for layer in range(config.layers):
-        for leaves, name, *fields in rows:
-            paths, name = tuple(("layers", leaf) for leaf in leaves), f"model.layers.{layer}.{name}"
+        for leaves, suffix, shape, view, order, pairs in rows:
+            paths, name = tuple(("layers", leaf) for leaf in leaves), f"model.layers.{layer}.{suffix}"
             if "{expert}" not in name:
-                yield HfTensor(name, paths, (layer,), *fields)
+                yield HfTensor(name, paths, (layer,), shape, view, order, pairs)
                 continue
             for expert in range(config.experts or 0):
-                yield HfTensor(name.format(expert=expert), paths, (layer, expert), *fields)
+                yield HfTensor(name.format(expert=expert), paths, (layer, expert), shape, view, order, pairs)
     yield HfTensor("model.norm.weight", (("final_norm",),), (), (D,), (D,), (0,))
     if not config.tie_embeddings:
         yield HfTensor(HEAD, (("head",),), (), (V, D), (V, D), (0, 1))
