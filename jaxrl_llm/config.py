@@ -320,7 +320,7 @@ _CONSTANT_NAMES = tuple(dict.fromkeys(name for constants in _OBJECTIVE_CONSTANTS
 
 
 class RouterConfig(Section):
-    """Losses of the routers of a model with experts, beside the objective; see losses/router.py."""
+    """Losses of the routers of a model with experts, beside the objective; see docs/losses.md."""
 
     balance: Float = Field(
         0.0, ge=0, description="weight of the load-balancing loss, 1 when experts are used evenly; 0 turns it off"
@@ -534,6 +534,10 @@ class TrainConfig(Section):
     mesh: dict[str, Int] = Field(
         {"data": 1, "fsdp": 1, "tensor": 1},
         description="trainer's mesh axes: data, fsdp, expert (each splits rows), tensor; one of them may be -1",
+    )
+    share_prompts: Bool = Field(
+        False,
+        description="compute a prompt once for all its completions in one row, which attend to it; the same loss and gradient with fewer tokens",
     )
     remat: Bool = Field(False, description="recompute each layer's activations in the backward pass")
     head_chunk: Int = Field(512, gt=0, description="tokens whose [vocabulary] logits exist at once")

@@ -244,15 +244,17 @@ def forward(
     tokens_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
     segment_ids_BT: Int[Array, "B T"],
+    prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
     remat: bool = False,
     mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
     """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits.
 
+    `prefix_ids` as in TrainBatch: the segment of a prompt that a token's document shares with others of its row.
     `mesh` is where the arrays live, if they are split; experts need it.
     """
-    rows = (tokens_BT, positions_BT, segment_ids_BT)
+    rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
     return _forward(config, params, *rows, remat=remat, mesh=mesh)[0]
 
 
@@ -269,6 +271,7 @@ def forward_routed(
     tokens_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
     segment_ids_BT: Int[Array, "B T"],
+    prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
     remat: bool = False,
     mesh: Mesh | None = None,
@@ -279,14 +282,16 @@ def forward_routed(
         logits_BTE, chosen_BTK = (y.reshape(*tokens_BT.shape, -1) for y in (routing.logits, routing.chosen))
         return RouterTerms(balance_terms(logits_BTE, chosen_BTK, segment_ids_BT), z_terms(logits_BTE))
 
-    rows = (tokens_BT, positions_BT, segment_ids_BT)
+    rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
     hidden_BTD, layers = _forward(config, params, *rows, remat=remat, mesh=mesh, said=terms)
     return hidden_BTD, jax.tree.map(lambda x_LBT: jnp.mean(x_LBT, axis=0), layers)
 
 
-def _forward(config, params, tokens_BT, positions_BT, segment_ids_BT, *, remat, mesh, said=None) -> tuple[Array, Any]:
+def _forward(
+    config, params, tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT, *, remat, mesh, said=None
+) -> tuple[Array, Any]:
     """Hidden states, and `said(routing)` of every layer (for stacked layers)."""
-    masks = _masks(config, document_mask(segment_ids_BT), positions_BT, positions_BT)
+    masks = _masks(config, document_mask(segment_ids_BT, prefix_ids_BT), positions_BT, positions_BT)
     by_kind = rotations(config, positions_BT)
 
     def body(x, scanned):

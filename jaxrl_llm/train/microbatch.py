@@ -40,8 +40,9 @@ class Scorer:
         tokens_BT: Int[Array, "B T"],
         positions_BT: Int[Array, "B T"],
         segment_ids_BT: Int[Array, "B T"],
+        prefix_ids_BT: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
-        rows = (tokens_BT, positions_BT, segment_ids_BT)
+        rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
         return self._split(forward(self.model, self._gathered(params), *rows, remat=self.remat, mesh=self.mesh))
 
     def hidden_and_router(
@@ -50,9 +51,10 @@ class Scorer:
         tokens_BT: Int[Array, "B T"],
         positions_BT: Int[Array, "B T"],
         segment_ids_BT: Int[Array, "B T"],
+        prefix_ids_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], RouterTerms]:
         """`hidden`, and what the router's losses are made of."""
-        rows = (tokens_BT, positions_BT, segment_ids_BT)
+        rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
         how = {"remat": self.remat, "mesh": self.mesh}
         hidden_BTD, terms = forward_routed(self.model, self._gathered(params), *rows, **how)
         return self._split(hidden_BTD), terms
@@ -62,9 +64,13 @@ class Scorer:
         return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", None, None))))
 
     def logprobs(
-        self, params: Params, hidden_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]
+        self,
+        params: Params,
+        hidden_BTD: Float[Array, "B T D"],
+        targets_BT: Int[Array, "B T"],
+        wanted_BT: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-        """Log-probability of each target and entropy of its distribution, float32, in nats."""
+        """Log-probability of each target and entropy of its distribution, float32, in nats; 0 where not wanted."""
         logprobs_N, entropy_N = token_logprobs(
             hidden_BTD.reshape(-1, self.model.d_model),
             head_weight(self._gathered(params)),
@@ -72,6 +78,7 @@ class Scorer:
             temperature=self.temperature,
             chunk=self.head_chunk,
             shards=batch_parts(self.mesh),
+            wanted_N=None if wanted_BT is None else wanted_BT.reshape(-1),
             softcap=self.model.final_softcap,
         )
         return logprobs_N.reshape(targets_BT.shape), entropy_N.reshape(targets_BT.shape)
@@ -84,8 +91,8 @@ class Scorer:
         return params | lax.with_sharding_constraint(tables, table)
 
 
-def _rows(micro: Mapping[str, Array]) -> tuple[Array, Array, Array]:
-    return micro["tokens"], micro["positions"], micro["segment_ids"]
+def _rows(micro: Mapping[str, Array]) -> tuple[Array, Array, Array, Array | None]:
+    return micro["tokens"], micro["positions"], micro["segment_ids"], micro.get("prefix_ids")
 
 
 def _hidden(scorer: Scorer, params: Params, micro: Mapping[str, Array]) -> Float[Array, "B T D"]:
@@ -116,14 +123,15 @@ def look_back(
     old_logprobs, old_values (with a critic), reference_logprobs (with a reference).
     """
     seen = {}
+    trained_BT = micro["token_weights"] != 0
     if algorithm.looks_back:
         hidden_BTD = _hidden(scorer, params, micro)
-        seen["old_logprobs"], _ = scorer.logprobs(params, hidden_BTD, micro["targets"])
+        seen["old_logprobs"], _ = scorer.logprobs(params, hidden_BTD, micro["targets"], trained_BT)
         if value_head is not None:
             seen["old_values"] = _values(value_head, hidden_BTD)
     if reference is not None:
         hidden_BTD = _hidden(scorer, reference, micro)
-        seen["reference_logprobs"], _ = scorer.logprobs(reference, hidden_BTD, micro["targets"])
+        seen["reference_logprobs"], _ = scorer.logprobs(reference, hidden_BTD, micro["targets"], trained_BT)
     return seen
 
 
@@ -160,9 +168,9 @@ def microbatch_loss(
         hidden_BTD = _hidden(scorer, params, micro)
     else:
         hidden_BTD, terms = scorer.hidden_and_router(params, *_rows(micro))
-    logprobs_BT, entropy_BT = scorer.logprobs(params, hidden_BTD, micro["targets"])
     weights_BT = micro["token_weights"]
     mask_BT = weights_BT != 0
+    logprobs_BT, entropy_BT = scorer.logprobs(params, hidden_BTD, micro["targets"], mask_BT)
     old_BT, reference_BT = micro.get("old_logprobs"), micro.get("reference_logprobs")
     segments = (micro["segment_ids"], algorithm.num_segments) if algorithm.num_segments else (None, None)
     arrays = (logprobs_BT, micro["behavior_logprobs"], old_BT, micro["advantages"], mask_BT, *segments)
