@@ -47,12 +47,15 @@ def loop(config, weights, x):
             p /= p.sum(axis=-1, keepdims=True)
     else:
         p = jnp.where(chosen, jax.nn.sigmoid(logits), 0)
-    total = jnp.zeros_like(x)
-    for e in range(config.experts):
-        gate, up, down = (weights[f"expert_{name}"][e] for name in ("gate", "up", "down"))
-        weigh, inside = (jnp.ones_like(p), p) if config.router_gate == "sigmoid_input" else (p, jnp.ones_like(p))
-        into = x * inside[:, e : e + 1]
-        total += weigh[:, e : e + 1] * ((SILU(into @ gate) * (into @ up)) @ down)
+    weigh, inside = (jnp.ones_like(p), p) if config.router_gate == "sigmoid_input" else (p, jnp.ones_like(p))
+
+    def add_expert(total, at):
+        gate, up, down, weigh_N, inside_N = at
+        into = x * inside_N[:, None]
+        return total + weigh_N[:, None] * ((SILU(into @ gate) * (into @ up)) @ down), None
+
+    experts = tuple(weights[f"expert_{name}"] for name in ("gate", "up", "down"))
+    total, _ = jax.lax.scan(add_expert, jnp.zeros_like(x), (*experts, weigh.T, inside.T))
     if config.shared_expert_d_ff:
         total += (SILU(x @ weights["shared_gate"]) * (x @ weights["shared_up"])) @ weights["shared_down"]
     return total
@@ -190,7 +193,8 @@ def test_a_chunked_layer_sees_its_chunk_and_one_without_rope_knows_no_positions(
     for pattern, chunk in (("C", 3), ("N", None)):
         config = ModelConfig(**SHAPE | {"layers": 1}, attention_pattern=pattern, attention_chunk=chunk)
         rng = np.random.default_rng(0)
-        weights = jax.tree.map(lambda x, r=rng: 0.3 * r.standard_normal(x.shape, np.float32), abstract_params(config))
+        drawn = jax.tree.map(lambda x, r=rng: 0.3 * r.standard_normal(x.shape, np.float32), abstract_params(config))
+        weights = jax.tree.map(jnp.asarray, drawn)
         run = jax.jit(lambda t, p, c=config, w=weights: forward(c, w, t, p, jnp.ones_like(t))[0])
         base = run(row, row)
         for changed in range(8):
