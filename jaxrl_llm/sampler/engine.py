@@ -74,7 +74,7 @@ class PolicyEngine(Engine):
 
     Keyword arguments:
       mesh: from `sharding.make_mesh`; slots are split over `data`, heads, feed-forward and vocabulary over `tensor`,
-        experts over `expert`.
+        experts over `expert` (along which everything else is repeated).
       decode_steps: most decode steps of one `generate`; it stops earlier when no slot runs, or when enough slots have
         ended for the caller to refill them.
       max_prompt_tokens, max_new_tokens: a slot's cache holds their sum.
