@@ -84,9 +84,9 @@ def make_train_step(
     The state is donated. Tokens are trained where their weight is not 0. The weights already hold the global
     denominators, so microbatches and devices only add up: gradients accumulate in float32, sharded like the
     parameters, over the first `batch.microbatches` of the M microbatches (never more than M). Rows split over the mesh
-    axes data, fsdp and expert. With several updates each has its own part of the batch (the leading axis K) and goes on from
-    the weights that the one before left; old log-probabilities and values are those of the weights that began the
-    step. `reference` is a frozen policy, placed like the parameters, that the algorithm's KL is taken to.
+    axes data, fsdp and expert. With several updates each has its own part of the batch (the leading axis K) and goes
+    on from the weights that the one before left; old log-probabilities and values are those of the weights that began
+    the step. `reference` is a frozen policy, placed like the parameters, that the algorithm's KL is taken to.
 
     `state.step` always counts up, once a step. What an update would change stays bit-equal if nothing was trained, and
     if the loss or the gradient's norm is not finite (`skipped` counts these).
