@@ -95,7 +95,9 @@ class RopeScalingConfig(Section):
         if self.kind == "none" and self.factor != 1:
             raise ValueError(f"factor {self.factor} is given, but kind is none")
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            if low in wanted and not getattr(self, low) < getattr(self, high):
+            # Llama 4 has two equal factors: a step instead of a ramp.
+            equal = low == "low_freq_factor" and getattr(self, low) == getattr(self, high)
+            if low in wanted and not (equal or getattr(self, low) < getattr(self, high)):
                 raise ValueError(f"{low} {getattr(self, low)} is not below {high} {getattr(self, high)}")
         return self
 
@@ -121,25 +123,50 @@ class ModelConfig(Section):
     heads: Int = Field(4, gt=0, description="query heads")
     kv_heads: Int = Field(4, gt=0, description="key/value heads; must divide heads")
     head_dim: Int = Field(16, gt=0, description="width of one head (even, for rotary positions)")
-    d_ff: Int = Field(256, gt=0, description="width of the gated feed-forward layer")
+    d_ff: Int = Field(256, gt=0, description="width of the gated feed-forward layer; with experts, of each of them")
+    experts: Int | None = Field(
+        None,
+        gt=1,
+        description="feed-forward networks of every layer between which a router chooses; null is one, dense",
+    )
+    experts_per_token: Int | None = Field(None, gt=0, description="experts: how many of them each token goes through")
+    shared_expert_d_ff: Int | None = Field(
+        None, gt=0, description="experts: width of one more that every token goes through (Llama 4); null is none"
+    )
+    router_gate: Literal["softmax", "softmax_chosen", "sigmoid", "sigmoid_input"] | None = Field(
+        None,
+        description="experts: what weighs the chosen ones' outputs: softmax over all, softmax over the chosen (Mixtral, Qwen3), a sigmoid of each one's logit; sigmoid_input weighs their inputs with it (Llama 4)",
+    )
     vocab_size: Int = Field(
         64, gt=1, description="rows of the embedding; set from the tokenizer when it is built by the project"
     )
     rope_theta: Float = Field(10000.0, gt=0, description="base of the rotary position frequencies")
     rope_scaling: RopeScalingConfig = RopeScalingConfig()
-    attention_pattern: Annotated[str, Field(pattern="^[GL]+$")] = Field(
+    attention_pattern: Annotated[str, Field(pattern="^[GLCN]+$")] = Field(
         "G",
-        description="what the layers attend to, repeated over them: G global, L local (the last `window` tokens); Gemma 3 is LLLLLG",
+        description="what the layers attend to, repeated over them: G global, L local (the last `window` tokens), C the tokens of the same chunk, N global without rotary positions; Gemma 3 is LLLLLG, Llama 4 CCCN",
     )
     window: Int | None = Field(
         None, gt=0, description="tokens that a local layer sees, the present one included; null where no layer is local"
     )
+    attention_chunk: Int | None = Field(
+        None, gt=0, description="tokens of a chunk, counted from the first of a sequence; null where no layer is C"
+    )
+    query_temperature_every: Int | None = Field(
+        None,
+        gt=0,
+        description="N layers' queries at position p are multiplied by 1 + query_temperature_scale x log(1 + floor((p + 1) / this)) (Llama 4); null turns it off",
+    )
+    query_temperature_scale: Float | None = Field(None, gt=0, description="see query_temperature_every")
     local_rope_theta: Float | None = Field(
         None,
         gt=0,
         description="base of the local layers' rotary frequencies, unscaled (Gemma 3); null is as the others",
     )
     qk_norm: Bool = Field(False, description="RMS norms of every query and key head before rotation (Qwen3, Gemma 3)")
+    qk_unit_norm: Bool = Field(
+        False, description="RMS norms without weights of queries and keys after rotation, not in N layers (Llama 4)"
+    )
     qkv_bias: Bool = Field(False, description="biases of the query, key and value projections (Qwen2)")
     query_pre_attn_scalar: Float | None = Field(
         None, gt=0, description="attention scores are divided by the root of this (Gemma); null is head_dim"
@@ -181,6 +208,23 @@ class ModelConfig(Section):
                 f"attention_pattern {self.attention_pattern!r} and window {self.window} do not fit: local layers (L) "
                 "need a window, and a window needs local layers"
             )
+        if ("C" in self.attention_pattern) != (self.attention_chunk is not None):
+            raise ValueError(
+                f"attention_pattern {self.attention_pattern!r} and attention_chunk {self.attention_chunk} do not fit: "
+                "chunked layers (C) need it, and it needs chunked layers"
+            )
+        if (self.query_temperature_every is None) != (self.query_temperature_scale is None):
+            raise ValueError("query_temperature_every and query_temperature_scale are given together or not at all")
+        if self.query_temperature_every is not None and "N" not in self.attention_pattern:
+            raise ValueError("query_temperature_every is given, but attention_pattern has no layer without rope (N)")
+        if self.experts is None:
+            for name in ("experts_per_token", "shared_expert_d_ff", "router_gate"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is given, but experts is null")
+        elif self.experts_per_token is None or self.router_gate is None:
+            raise ValueError(f"experts is {self.experts}: experts_per_token and router_gate are needed too")
+        elif self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token {self.experts_per_token} is more than the {self.experts} experts")
         if len(self.attention_pattern) > self.layers:
             raise ValueError(f"attention_pattern {self.attention_pattern!r} is longer than the {self.layers} layers")
         if self.local_rope_theta is not None and "L" not in self.attention_pattern:
@@ -305,6 +349,15 @@ _OBJECTIVE_CONSTANTS: dict[str, dict[str, float | None]] = {
 _CONSTANT_NAMES = tuple(dict.fromkeys(name for constants in _OBJECTIVE_CONSTANTS.values() for name in constants))
 
 
+class RouterConfig(Section):
+    """Losses of the routers of a model with experts, beside the objective; see docs/losses.md."""
+
+    balance: Float = Field(
+        0.0, ge=0, description="weight of the load-balancing loss, 1 when experts are used evenly; 0 turns it off"
+    )
+    z: Float = Field(0.0, ge=0, description="weight of the squared logsumexp of the router's logits; 0 turns it off")
+
+
 class AlgorithmConfig(Section):
     """An algorithm = objective + importance corrections + advantages + aggregation + filters; see docs/losses.md."""
 
@@ -350,6 +403,7 @@ class AlgorithmConfig(Section):
     kl: KlConfig = KlConfig()
     entropy: EntropyConfig = EntropyConfig()
     critic: CriticConfig = CriticConfig()
+    router: RouterConfig = RouterConfig()
     zero_variance_filter: Bool = Field(
         True, description="drop groups whose rewards are all equal from the loss and its denominators"
     )
@@ -458,7 +512,9 @@ class SamplerConfig(Section):
 
     slots: Int = Field(256, gt=0, description="sequences decoded at once")
     decode_steps: Int = Field(4, gt=0, description="decode steps per dispatch; weights are swapped between dispatches")
-    mesh: dict[str, Int] = Field({"data": 1, "tensor": 1}, description="sampler's mesh axes: data (slots), tensor")
+    mesh: dict[str, Int] = Field(
+        {"data": 1, "tensor": 1}, description="sampler's mesh axes: data (slots), tensor, expert"
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="dtype of the sampler's copy of the weights and of what it computes with"
     )
@@ -522,7 +578,7 @@ class TrainConfig(Section):
     )
     mesh: dict[str, Int] = Field(
         {"data": 1, "fsdp": 1, "tensor": 1},
-        description="trainer's mesh axes: data, fsdp, tensor; one of them may be -1",
+        description="trainer's mesh axes: data, fsdp, expert (each splits rows), tensor; one of them may be -1",
     )
     share_prompts: Bool = Field(
         False,

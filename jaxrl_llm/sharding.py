@@ -9,18 +9,20 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.types import UserError
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "expert", "tensor")
 """Every mesh has all of these, in this order; an axis the config leaves out has size 1."""
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
 RULES: Rules = {
-    "batch": ("data", "fsdp"),
+    "batch": ("data", "fsdp", "expert"),
     "embed": "fsdp",
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "experts": "expert",
+    "router": None,
     "layers": None,
     "head_dim": None,
     "norm": None,
@@ -52,6 +54,11 @@ def spec(axes: Sequence[str | None], rules: Rules = RULES) -> PartitionSpec:
                 f"mesh axis {mesh_axis!r} would split both {' and '.join(names)} of one array; change one rule"
             )
     return PartitionSpec(*placed)
+
+
+def batch_parts(mesh: Mesh) -> int:
+    """Over how many devices the mesh splits rows."""
+    return math.prod(mesh.shape[name] for name in _mesh_axes(RULES["batch"]))
 
 
 def _product(mesh_axes: Mapping[str, int]) -> str:
@@ -140,6 +147,7 @@ def check_divides(
     """Refuses (UserError) an array of this shape that the mesh cannot split evenly, naming dimension and mesh axes."""
     for axis, size in zip(axes, shape, strict=True):
         parts = {name: mesh.shape[name] for name in _mesh_axes(rules[axis] if axis is not None else None)}
+        parts = {name: count for name, count in parts.items() if count > 1}
         if size % math.prod(parts.values()):
             raise UserError(
                 f"{what}: {axis} {size} does not divide over {_product(parts)}; "

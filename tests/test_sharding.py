@@ -10,7 +10,9 @@ D8 = list(range(8))
 
 
 def test_the_table_places_every_logical_axis():
-    assert spec(("batch", None)) == PartitionSpec(("data", "fsdp"), None)
+    assert spec(("batch", None)) == PartitionSpec(("data", "fsdp", "expert"), None)
+    assert spec(("layers", "experts", "embed", "mlp")) == PartitionSpec(None, "expert", "fsdp", "tensor")
+    assert spec(("layers", "embed", "router")) == PartitionSpec(None, "fsdp", None)
     assert spec(("layers", "embed", "heads", "head_dim")) == PartitionSpec(None, "fsdp", "tensor", None)
     assert spec(("vocab", "embed")) == PartitionSpec("tensor", "fsdp")
     assert spec(("layers", "mlp", "embed")) == PartitionSpec(None, "tensor", "fsdp")
@@ -31,16 +33,16 @@ def test_a_mesh_axis_used_twice_is_refused_with_both_names():
 
 def test_a_mesh_has_every_axis_and_fills_in_what_is_left(cpu_devices):
     mesh = make_mesh({"fsdp": -1, "tensor": 2}, cpu_devices)
-    assert dict(mesh.shape) == {"data": 1, "fsdp": 4, "tensor": 2}
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 4, "expert": 1, "tensor": 2}
     assert set(mesh.axis_types) == {AxisType.Auto}
-    assert dict(make_mesh({}, cpu_devices[3:4]).shape) == {"data": 1, "fsdp": 1, "tensor": 1}
+    assert dict(make_mesh({}, cpu_devices[3:4]).shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1}
     assert set(make_mesh({"data": 2}, cpu_devices[6:]).devices.flat) == set(cpu_devices[6:])
 
 
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"expert": 2}, r"unknown axes \['expert'\]; the known ones are \['data', 'fsdp', 'tensor'\]"),
+        ({"experts": 2}, r"unknown axes \['experts'\]; the known ones are \['data', 'fsdp', 'expert', 'tensor'\]"),
         ({"data": 0}, "axis data the size 0"),
         ({"data": -2}, "axis data the size -2"),
         ({"data": -1, "fsdp": -1}, "more than one axis of size -1"),

@@ -19,8 +19,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl_llm.checkpoints.hf_config import from_hf_config
-from jaxrl_llm.checkpoints.hf_tensors import EMBED, HEAD, HfTensor, hf_tensors, is_derived
+from jaxrl_llm.checkpoints.hf_config import from_hf_config, is_nested, text_config
+from jaxrl_llm.checkpoints.hf_tensors import EMBED, HEAD, OTHERS, TEXT, HfTensor, hf_tensors, is_derived
 from jaxrl_llm.checkpoints.safetensors_file import FLOATS, StoredTensor, read_table, shards, write_file
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.types import Params, UserError
@@ -36,7 +36,10 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class HfFolder:
-    """A checked folder: `raw` is its config.json, `model` what that says, `stored` the tensors by name."""
+    """A checked folder: `raw` is its config.json, `model` what that says, `stored` the tensors by name.
+
+    Of a model that sees images too (Llama 4), these are the config and the tensors of its text part.
+    """
 
     path: Path
     raw: Mapping[str, Any]
@@ -85,10 +88,14 @@ def open_hf(path: str | Path) -> HfFolder:
         raise UserError(f"{path} is not a folder with a {_CONFIG}")
     raw = _read_json(path / _CONFIG)
     try:
+        nested = is_nested(raw)
+        raw = text_config(raw) if nested else raw
         model = from_hf_config(raw)
     except UserError as error:
         raise UserError(f"{path / _CONFIG}: {error}") from None
     stored = read_hf_tables(path)
+    if nested:
+        stored = {name.removeprefix(TEXT): tensor for name, tensor in stored.items() if not name.startswith(OTHERS)}
     expected = set()
     for tensor in hf_tensors(model):
         _check(path, stored, tensor.name, tensor.shape)
@@ -137,47 +144,53 @@ def read_hf_params(folder: HfFolder, dtype: Any = "float32", shardings: Params |
     dtype = jnp.dtype(dtype)
     params: dict[str, Any] = {}
     for tensor in hf_tensors(folder.model):
-        stored, node = folder.stored[tensor.name], params
-        for part in tensor.leaf[:-1]:
-            node = node.setdefault(part, {})
-        leaf = tensor.leaf[-1]
-        if shardings is None:
-            shape = tensor.ours if tensor.layer is None else (folder.model.layers, *tensor.ours)
-            array = node.setdefault(leaf, np.empty(shape, dtype)) if leaf not in node else node[leaf]
-            _fill(stored, tensor, array if tensor.layer is None else array[tensor.layer], _everything(tensor))
-            continue
-        sharding: Any = shardings
-        for part in tensor.leaf:
-            sharding = sharding[part]
-        if tensor.layer is None:
-            node[leaf] = _to_devices(stored, tensor, dtype, sharding)
-            continue
-        if tensor.layer == 0:
-            shape = (folder.model.layers, *tensor.ours)
-            node[leaf] = jax.block_until_ready(jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)())
-        one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-        # A transfer before the next layer is read: JAX lets go of host memory it was lent only when it is called again.
-        index = jax.device_put(np.int32(tensor.layer), NamedSharding(sharding.mesh, PartitionSpec()))
-        layer = jax.block_until_ready(_to_devices(stored, tensor, dtype, one))
-        # Waited for, or the layers read ahead would pile up on the host.
-        node[leaf] = jax.block_until_ready(_put_layer(node[leaf], layer, index))
-        del layer
+        for leaf, path in enumerate(tensor.leaves):
+            _read_leaf(folder, tensor, leaf, path, params, dtype, shardings)
     return params
 
 
+def _read_leaf(
+    folder: HfFolder, tensor: HfTensor, leaf: int, path: tuple[str, ...], params: Params, dtype: Any, shardings: Params
+) -> None:
+    """Puts what one tensor says about one of its leaves into `params`."""
+    stored, node, sharding = folder.stored[tensor.name], params, shardings
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+    stacks = (folder.model.layers, folder.model.experts or 0)[: len(tensor.index)]
+    shape, name = (*stacks, *tensor.ours), path[-1]
+    if shardings is None:
+        array = node.setdefault(name, np.empty(shape, dtype)) if name not in node else node[name]
+        _fill(stored, tensor, leaf, array[tensor.index], _everything(tensor))
+        return
+    for part in path:
+        sharding = sharding[part]
+    if not tensor.index:
+        node[name] = _to_devices(stored, tensor, leaf, dtype, sharding)
+        return
+    if name not in node:
+        node[name] = jax.block_until_ready(jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)())
+    one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(stacks) :]))
+    # A transfer before the next layer is read: JAX lets go of host memory it was lent only when it is called again.
+    index = jax.device_put(np.array(tensor.index, np.int32), NamedSharding(sharding.mesh, PartitionSpec()))
+    layer = jax.block_until_ready(_to_devices(stored, tensor, leaf, dtype, one))
+    # Waited for, or the layers read ahead would pile up on the host.
+    node[name] = jax.block_until_ready(_put_layer(node[name], layer, index))
+
+
 @partial(jax.jit, donate_argnums=0)
-def _put_layer(stack: jax.Array, layer: jax.Array, index: Any) -> jax.Array:
-    return lax.dynamic_update_index_in_dim(stack, layer, index, 0)
+def _put_layer(stack: jax.Array, layer: jax.Array, index: jax.Array) -> jax.Array:
+    layer = layer.reshape((1,) * len(index) + layer.shape)
+    return lax.dynamic_update_slice(stack, layer, (*index, *[0] * (stack.ndim - len(index))))
 
 
 def _everything(tensor: HfTensor) -> tuple[slice, ...]:
-    return (slice(None),) * len(tensor.view)
+    return (slice(None),) * len(tensor.ours)
 
 
-def _fill(stored: StoredTensor, tensor: HfTensor, out: np.ndarray, part: tuple[slice, ...]) -> None:
-    """Writes a part (slices of our axes) of one tensor into `out`."""
-    back = np.argsort(tensor.order)
-    stored.read_into(out.transpose(back), tensor.view, tuple(part[axis] for axis in back))
+def _fill(stored: StoredTensor, tensor: HfTensor, leaf: int, out: np.ndarray, part: tuple[slice, ...]) -> None:
+    """Writes a part (slices of our axes) of one tensor's leaf into `out`."""
+    out, part = tensor.place(leaf, out, part)
+    stored.read_into(out, tensor.view, part)
 
 
 def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -188,8 +201,8 @@ def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _to_devices(stored: StoredTensor, tensor: HfTensor, dtype: Any, sharding: NamedSharding) -> jax.Array:
-    """One tensor in our layout; each distinct part is read once, however many devices hold it."""
+def _to_devices(stored: StoredTensor, tensor: HfTensor, leaf: int, dtype: Any, sharding: NamedSharding) -> jax.Array:
+    """One tensor's leaf in our layout; each distinct part is read once, however many devices hold it."""
     parts: dict[Any, np.ndarray] = {}
 
     def read(part: tuple[slice, ...] | None) -> np.ndarray:
@@ -197,7 +210,7 @@ def _to_devices(stored: StoredTensor, tensor: HfTensor, dtype: Any, sharding: Na
         key = tuple(s.indices(n) for s, n in zip(part, tensor.ours, strict=True))
         if key not in parts:
             parts[key] = _aligned([len(range(*bounds)) for bounds in key], dtype)
-            _fill(stored, tensor, parts[key], part)
+            _fill(stored, tensor, leaf, parts[key], part)
         return parts[key]
 
     return jax.make_array_from_callback(tensor.ours, sharding, read)
@@ -224,7 +237,7 @@ def write_hf(
     if path.exists():
         raise UserError(f"{path} exists; give a folder that does not")
     tensors = list(hf_tensors(model))
-    dtypes = [np.dtype(_leaf(params, tensor).dtype if dtype is None else jnp.dtype(dtype)) for tensor in tensors]
+    dtypes = [np.dtype(_leaf(params, t.leaves[0]).dtype if dtype is None else jnp.dtype(dtype)) for t in tensors]
     sizes = [int(np.prod(t.shape)) * kind.itemsize for t, kind in zip(tensors, dtypes, strict=True)]
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
@@ -249,12 +262,11 @@ def write_hf(
         raise UserError(f"{path} could not be written: {error}; free some space or check the directory") from error
 
 
-def _leaf(params: Params, tensor: HfTensor) -> Any:
-    for part in tensor.leaf:
+def _leaf(params: Params, path: tuple[str, ...]) -> Any:
+    for part in path:
         params = params[part]
     return params
 
 
 def _on_host(params: Params, tensor: HfTensor, dtype: np.dtype) -> np.ndarray:
-    leaf = _leaf(params, tensor)
-    return tensor.to_hf(np.asarray(leaf if tensor.layer is None else leaf[tensor.layer]).astype(dtype))
+    return tensor.to_hf([np.asarray(_leaf(params, path)[tensor.index]).astype(dtype) for path in tensor.leaves])

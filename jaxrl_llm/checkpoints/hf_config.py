@@ -20,17 +20,18 @@ SHAPE_KEYS = tuple(key for key in ModelConfig.model_fields if key not in _OURS)
 
 # Fields that leave the forward pass as it is: token ids, training, generation and bookkeeping.
 IRRELEVANT = frozenset({
-    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bad_words_ids", "begin_suppress_tokens",
-    "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "cross_attention_hidden_size",
-    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
-    "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task",
-    "forced_bos_token_id", "forced_eos_token_id", "id2label", "initializer_range", "is_llama_config", "label2id",
-    "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix",
-    "pretraining_tp", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
-    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
-    "tokenizer_class", "top_k", "top_p", "torch_dtype", "transformers.js_config", "transformers_version",
-    "typical_p", "unsloth_fixed", "unsloth_version", "use_cache",
+    "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout", "auto_map", "bad_words_ids",
+    "begin_suppress_tokens", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+    "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype",
+    "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
+    "finetuning_task", "for_llm_compression", "forced_bos_token_id", "forced_eos_token_id", "id2label",
+    "initializer_range", "is_llama_config", "label2id", "length_penalty", "max_length", "min_length",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions",
+    "output_hidden_states", "output_router_logits", "output_scores", "pad_token_id", "prefix", "pretraining_tp",
+    "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate",
+    "router_aux_loss_coef", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature", "tokenizer_class",
+    "top_k", "top_p", "torch_dtype", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
+    "unsloth_version", "use_cache",
 })  # fmt: skip
 
 # Fields of which only these values are supported; absent counts as supported.
@@ -43,6 +44,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1, 1.0),
     "pruned_heads": ({},),
     "rope_interleaved": (False,),
+    "router_jitter_noise": (0, 0.0),
     "tf_legacy_loss": (False, True),
     "tie_encoder_decoder": (False,),
     "torchscript": (False,),
@@ -59,12 +61,13 @@ class _Family:
     """How one `model_type` reads its config: what it fixes, and the defaults its files rely on."""
 
     architecture: str
-    windows: Literal["none", "all", "qwen", "layer_types"]
+    windows: Literal["none", "all", "qwen", "layer_types", "unused", "llama4"]
     options: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = False  # where tie_word_embeddings is absent
     head_dim: bool = False  # whether the file must say it; else hidden_size / num_attention_heads
     rope_theta: float | None = None  # where rope_theta is absent
     local_every: int = 0  # where layer_types is absent: every so many layers is global
+    width: str = "intermediate_size"  # the field that is d_ff
 
 
 FAMILIES: Mapping[str, _Family] = {
@@ -73,6 +76,12 @@ FAMILIES: Mapping[str, _Family] = {
     "mistral": _Family("MistralForCausalLM", "all"),
     "qwen2": _Family("Qwen2ForCausalLM", "qwen", {"qkv_bias": True}),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen", {"qk_norm": True}, head_dim=True),
+    # Mixtral: arXiv:2401.04088. In the next two every layer has experts.
+    "mixtral": _Family("MixtralForCausalLM", "all", {"router_gate": "softmax_chosen"}),
+    "qwen3_moe": _Family(
+        "Qwen3MoeForCausalLM", "unused", {"qk_norm": True}, head_dim=True, width="moe_intermediate_size"
+    ),
+    "llama4_text": _Family("Llama4ForCausalLM", "llama4", {"router_gate": "sigmoid_input"}, head_dim=True),
     "gemma2": _Family("Gemma2ForCausalLM", "layer_types", _GEMMA, tied=True, head_dim=True, local_every=2),
     "gemma3_text": _Family(
         "Gemma3ForCausalLM", "layer_types", _GEMMA | {"qk_norm": True}, tied=True, head_dim=True, local_every=6
@@ -105,7 +114,7 @@ class _Fields:
             raise UserError(f"field {self._prefix}{name} is {value!r}; a positive {kind.__name__} is wanted")
         return kind(value)
 
-    def flag(self, name: str, default: bool) -> bool:
+    def flag(self, name: str, default: Any = _REQUIRED) -> bool:
         if not isinstance(value := self._take(name, default), bool):
             raise UserError(f"field {self._prefix}{name} is {value!r}; true or false is wanted")
         return value
@@ -126,6 +135,15 @@ class _Fields:
         value = self._take(name, None)
         if value is not None and not (isinstance(value, list) and set(map(str, value)) <= set(known)):
             raise UserError(f"field {self._prefix}{name} is {value!r}; a list of {' and '.join(known)} is wanted")
+        return value
+
+    def is_null(self, name: str) -> bool:
+        return name in self._raw and self._raw[name] is None
+
+    def bits(self, name: str) -> list[int] | None:
+        value = self._take(name, None)
+        if value is not None and not (isinstance(value, list) and all(type(x) is int and x in (0, 1) for x in value)):
+            raise UserError(f"field {self._prefix}{name} is {value!r}; a list of 0 and 1 is wanted")
         return value
 
     def ignore(self, name: str) -> None:
@@ -169,13 +187,14 @@ def from_hf_config(raw: Mapping[str, Any]) -> ModelConfig:
         "heads": heads,
         "kv_heads": fields.number("num_key_value_heads", int),
         "head_dim": head_dim,
-        "d_ff": fields.number("intermediate_size", int),
+        "d_ff": fields.number(family.width, int),
         "vocab_size": fields.number("vocab_size", int),
         "norm_eps": fields.number("rms_norm_eps", float),
         "max_context": fields.number("max_position_embeddings", int),
         "tie_embeddings": fields.flag("tie_word_embeddings", family.tied),
         "activation": "gelu_tanh" if gemma else "silu",
     }
+    shape |= _experts(fields, family_name, shape)
     shape |= _windows(fields, family, shape["layers"])
     if gemma:
         scalar = fields.number("query_pre_attn_scalar", float)
@@ -198,6 +217,14 @@ def from_hf_config(raw: Mapping[str, Any]) -> ModelConfig:
 def _windows(fields: _Fields, family: _Family, layers: int) -> dict[str, Any]:
     """attention_pattern and window."""
     if family.windows == "none":
+        return {}
+    if family.windows == "llama4":
+        return _llama4_layers(fields, layers)
+    if family.windows == "unused":
+        # The architecture would take a window for all layers; no published file has one.
+        fields.one_of("use_sliding_window", (False,), False)
+        fields.ignore("sliding_window")
+        fields.ignore("max_window_layers")
         return {}
     if family.windows == "all":
         window = fields.number("sliding_window", int, None)
@@ -229,6 +256,53 @@ def _windows(fields: _Fields, family: _Family, layers: int) -> dict[str, Any]:
     if window is None:
         raise UserError("field sliding_window is missing: some layers use sliding_attention")
     return {"attention_pattern": _shortest_period("".join(pattern)), "window": window}
+
+
+def _experts(fields: _Fields, family_name: str, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """What there is of experts. Layers are stacked, so all must have them."""
+    layers = shape["layers"]
+    if family_name not in ("mixtral", "qwen3_moe", "llama4_text"):
+        return {}
+    found: dict[str, Any] = {"experts_per_token": fields.number("num_experts_per_tok", int)}
+    if family_name == "qwen3_moe":
+        fields.ignore("intermediate_size")  # of dense layers, of which there are none
+        fields.one_of("decoder_sparse_step", (1,))
+        fields.one_of("mlp_only_layers", ([], None), [])
+        gate = "softmax_chosen" if fields.flag("norm_topk_prob") else "softmax"
+        # transformers 5 writes what published files call num_experts under the other families' name.
+        experts = fields.number("num_local_experts", int, None) or fields.number("num_experts", int)
+        return found | {"experts": experts, "router_gate": gate}
+    found["experts"] = fields.number("num_local_experts", int)
+    if family_name == "llama4_text":
+        fields.ignore("intermediate_size_mlp")  # of dense layers, as above
+        fields.one_of("interleave_moe_layer_step", (1,))
+        fields.one_of("moe_layers", (None, list(range(layers))), None)
+        found |= {"shared_expert_d_ff": shape["d_ff"], "qk_unit_norm": fields.flag("use_qk_norm")}
+    return found
+
+
+def _llama4_layers(fields: _Fields, layers: int) -> dict[str, Any]:
+    """Which layers have rotary positions and which of these see a chunk only, and the temperature of the others."""
+    whole = fields.is_null("attention_chunk_size")
+    chunk = fields.number("attention_chunk_size", int, None if whole else _REQUIRED)
+    every = fields.number("no_rope_layer_interval", int, 4)
+    # 1 is a layer with rotary positions, whatever the name says; published files leave the list empty.
+    turns = fields.bits("no_rope_layers") or [(n + 1) % every != 0 for n in range(layers)]
+    if len(turns) != layers:
+        raise UserError(f"field no_rope_layers has {len(turns)} entries, num_hidden_layers is {layers}")
+    rotary = "G" if chunk is None else "C"
+    pattern = "".join(rotary if turn else "N" for turn in turns)
+    kinds = ["chunked_attention" if kind == "C" else "full_attention" for kind in pattern]
+    fields.one_of("layer_types", (None, kinds), None)
+    # An early release of the files has 4 for true.
+    tuned = fields.one_of("attn_temperature_tuning", (True, False, 4), True)
+    span, scale = fields.number("floor_scale", int, 8192), fields.number("attn_scale", float, 0.1)
+    found: dict[str, Any] = {"attention_pattern": _shortest_period(pattern)}
+    if "C" in pattern:
+        found["attention_chunk"] = chunk
+    if tuned and "N" in pattern:
+        found |= {"query_temperature_every": span, "query_temperature_scale": scale}
+    return found
 
 
 def _shortest_period(pattern: str) -> str:
@@ -305,13 +379,25 @@ def _yarn_factor(factor: float, weight: float = 1.0) -> float:
     return 0.1 * weight * math.log(factor) + 1.0
 
 
+def is_nested(raw: Mapping[str, Any]) -> bool:
+    """Whether this is the config of a model that sees images too, of which the text part is supported."""
+    return raw.get("model_type") == "llama4"
+
+
+def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text part of a nested config, as a config of its own. Raises UserError if it has none."""
+    if not isinstance(part := raw.get("text_config"), Mapping):
+        raise UserError("field text_config is missing")
+    return {"architectures": [FAMILIES["llama4_text"].architecture]} | dict(part)
+
+
 def to_hf_config(model: ModelConfig) -> dict[str, Any]:
     """A `config.json` that describes this decoder, in the layout of transformers 4, which version 5 reads too.
 
     Raises UserError naming the first key that no known family can express. With dynamic scaling,
     max_position_embeddings is `rope_scaling.original_context`, whatever `max_context` is.
     """
-    name = _family_of(model)
+    name = family_of(model)
     family, scaling = FAMILIES[name], model.rope_scaling
     out: dict[str, Any] = {
         "architectures": [family.architecture],
@@ -348,6 +434,24 @@ def to_hf_config(model: ModelConfig) -> dict[str, Any]:
         out["hidden_act"] = "silu"
     if family.windows == "all":
         out["sliding_window"] = model.window
+    if model.experts is not None:
+        out["num_experts_per_tok"] = model.experts_per_token
+        out["num_experts" if name == "qwen3_moe" else "num_local_experts"] = model.experts
+    if name == "qwen3_moe":
+        out |= {"moe_intermediate_size": model.d_ff, "norm_topk_prob": model.router_gate == "softmax_chosen"}
+        out |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False, "sliding_window": None}
+    if name == "llama4_text":
+        out |= {
+            "intermediate_size_mlp": model.d_ff,
+            "interleave_moe_layer_step": 1,
+            "use_qk_norm": model.qk_unit_norm,
+            "no_rope_layers": [int(kind != "N") for kind in pattern],
+            "attention_chunk_size": model.attention_chunk,
+            "attn_temperature_tuning": model.query_temperature_every is not None,
+            "attention_bias": False,
+        }
+        if model.query_temperature_every is not None:
+            out |= {"floor_scale": model.query_temperature_every, "attn_scale": model.query_temperature_scale}
     if family.windows == "qwen" and model.window is not None:
         out |= {"use_sliding_window": True, "sliding_window": model.window, "layer_types": kinds}
         out["max_window_layers"] = max(pattern.find("L"), 1)
@@ -362,7 +466,11 @@ def to_hf_config(model: ModelConfig) -> dict[str, Any]:
     return out
 
 
-def _family_of(model: ModelConfig) -> str:
+def family_of(model: ModelConfig) -> str:
+    """The family whose files say what this model's options are; whether they can say all of it is not looked at."""
+    if model.experts is not None:
+        gated = model.router_gate in ("sigmoid", "sigmoid_input")
+        return "llama4_text" if gated else "qwen3_moe" if model.qk_norm else "mixtral"
     if model.post_norms:
         return "gemma3_text" if model.qk_norm else "gemma2"
     if model.qk_norm or model.qkv_bias:

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -123,6 +124,8 @@ def write_peft(
     rows, arrays = [], []
     for target, part, tensor, name, shape in _parts(model, lora):
         array = adapters["lora"][target][part][tensor.layer].reshape(shape[::-1]).T
+        if part == "b":
+            array = array[np.argsort(_output_rows(tensor))]
         arrays.append(array if dtype is None else array.astype(jnp.dtype(dtype)))
         rows.append((name, arrays[-1].dtype, shape))
     told = {
@@ -152,15 +155,30 @@ def write_peft(
 def _parts(model: ModelConfig, lora: LoraConfig) -> Iterator[tuple[str, str, HfTensor, str, tuple[int, int]]]:
     """(target, a or b, the base's tensor, the file's name, the file's shape) in the order of the layers."""
     for tensor in hf_tensors(model):
-        if tensor.leaf[:-1] != ("layers",) or tensor.leaf[-1] not in lora.targets:
+        parents, target = tensor.leaves[0][:-1], tensor.leaves[0][-1]
+        if parents != ("layers",) or target not in lora.targets:
             continue
         outputs, inputs = tensor.shape
         module = f"base_model.model.{tensor.name.removesuffix('.weight')}"
-        yield tensor.leaf[-1], "a", tensor, f"{module}.lora_A.weight", (lora.rank, inputs)
-        yield tensor.leaf[-1], "b", tensor, f"{module}.lora_B.weight", (outputs, lora.rank)
+        yield target, "a", tensor, f"{module}.lora_A.weight", (lora.rank, inputs)
+        yield target, "b", tensor, f"{module}.lora_B.weight", (outputs, lora.rank)
 
 
 def _to_ours(tensor: HfTensor, part: str, array: np.ndarray) -> np.ndarray:
     """[r, inputs] -> [*inputs, r], or [outputs, r] -> [r, *outputs]."""
     cut = 1 if tensor.ours[0] == tensor.shape[1] else len(tensor.ours) - 1
+    if part == "b":
+        array = array[_output_rows(tensor)]
     return array.T.reshape((*tensor.ours[:cut], -1) if part == "a" else (-1, *tensor.ours[cut:]))
+
+
+def _output_rows(tensor: HfTensor) -> np.ndarray:
+    """Which row of the file's matrix each of our outputs is, in our order (int [outputs]): Llama 4 parts the pairs."""
+    outputs = tensor.shape[0]
+    if not tensor.pairs:
+        return np.arange(outputs)
+    one_input = replace(tensor, shape=(outputs, 1), view=(*tensor.view[:-1], 1))
+    rows = np.empty(one_input.ours, int)
+    out, part = one_input.place(0, rows, (slice(None),) * rows.ndim)
+    out[...] = np.arange(outputs).reshape(one_input.view)[part]
+    return rows.reshape(-1)

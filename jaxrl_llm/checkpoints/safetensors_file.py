@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -45,21 +45,32 @@ class StoredTensor:
         Reads a few MB at a time, so that nothing but `out` has the tensor's size; `out` may be a transposed view.
         Raises UserError if the file ends early or a number is not finite.
         """
+        with self.path.open("rb", buffering=0) as file:
+            self._read_rows(file, self.start, out, view, part)
+
+    def _read_rows(
+        self, file: BinaryIO, start: int, out: np.ndarray, view: tuple[int, ...], part: tuple[slice, ...]
+    ) -> None:
+        """`read_into` for an array that begins at byte `start`; what is too long to read at once goes row by row."""
         dtype = FLOATS[self.kind]
         row = math.prod(view[1:])
         first, last, _ = part[0].indices(view[0])
-        rows = max(1, _BLOCK // (row * dtype.itemsize))
-        with self.path.open("rb", buffering=0) as file:
-            for at in range(first, last, rows):
-                count = min(rows, last - at)
-                file.seek(self.start + at * row * dtype.itemsize)
-                block = np.fromfile(file, dtype, count * row)
-                if len(block) != count * row:
-                    raise UserError(f"{self.path} ends inside tensor {self.name!r}; fetch it again")
-                block = block.reshape(count, *view[1:])[(slice(None), *part[1:])]
-                if not np.isfinite(block).all():
-                    raise UserError(f"{self.path}: tensor {self.name!r} holds values that are not finite")
-                out[at - first : at - first + count] = block
+        rows = _BLOCK // (row * dtype.itemsize)
+        if rows == 0 and len(view) > 1:
+            for at in range(first, last):
+                self._read_rows(file, start + at * row * dtype.itemsize, out[at - first], view[1:], part[1:])
+            return
+        rows = max(1, rows)
+        for at in range(first, last, rows):
+            count = min(rows, last - at)
+            file.seek(start + at * row * dtype.itemsize)
+            block = np.fromfile(file, dtype, count * row)
+            if len(block) != count * row:
+                raise UserError(f"{self.path} ends inside tensor {self.name!r}; fetch it again")
+            block = block.reshape(count, *view[1:])[(slice(None), *part[1:])]
+            if not np.isfinite(block).all():
+                raise UserError(f"{self.path}: tensor {self.name!r} holds values that are not finite")
+            out[at - first : at - first + count] = block
 
     def read(self) -> np.ndarray:
         """The whole tensor as the file has it. Raises UserError as `read_into`."""

@@ -19,8 +19,9 @@ from jaxrl_llm.losses.algorithms import (
 )
 from jaxrl_llm.losses.credit import credit_to_go, group_credit
 from jaxrl_llm.rollout.batching import Selection
-from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm, Credit, Critic, Penalty
+from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm, Credit, Critic, Penalty, Router
 from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.types import UserError
 
 
 def check_algorithm(config: RunConfig) -> None:
@@ -59,7 +60,21 @@ def bind_algorithm(config: RunConfig, *, num_segments: int) -> Algorithm:
         entropy=_entropy(algorithm),
         credit=_credit(config, num_segments),
         critic=_critic(config),
+        router=_router(config),
     )
+
+
+def _router(config: RunConfig) -> Router | None:
+    how = config.algorithm.router
+    return Router(how.balance, how.z) if how.balance or how.z else None
+
+
+def check_router(config: RunConfig) -> None:
+    """Raises UserError if losses of a router are asked for that the model, whose shape is known now, does not have."""
+    if (how := _router(config)) is not None and config.model.experts is None:
+        raise UserError(
+            f"algorithm.router has balance {how.balance} and z {how.z}, but this model has no experts; set both to 0"
+        )
 
 
 def bind_selection(config: RunConfig) -> Selection:

@@ -14,7 +14,7 @@ from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
 from jaxrl_llm.checkpoints.hf_config import SHAPE_KEYS
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
 from jaxrl_llm.checkpoints.peft import read_peft
-from jaxrl_llm.cli.algorithm import check_algorithm
+from jaxrl_llm.cli.algorithm import check_algorithm, check_router
 from jaxrl_llm.config import LoraConfig, ModelConfig, RunConfig, dump
 from jaxrl_llm.data.arithmetic import Problem, split_problems
 from jaxrl_llm.data.prompts import fingerprint
@@ -75,6 +75,7 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
     completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
     rates = for_batch(config.optimizer, completions)
     config = config.model_copy(update={"model": model, "lora": _lora(config.lora, model), "optimizer": rates})
+    check_router(config)
     _check_context(config)
     trainer_devices, sampler_devices = split_devices(
         jax.devices() if devices is None else devices, config.train.mesh, config.sampler.mesh

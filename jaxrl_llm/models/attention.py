@@ -85,3 +85,11 @@ def in_window(
     Positions are those inside a document, so that a packed row gives what each of its documents gives alone.
     """
     return query_positions_BT[:, :, None] - key_positions_BU[:, None, :] < window
+
+
+def in_chunk(
+    query_positions_BT: Int[Array, "B T"], key_positions_BU: Int[Array, "#B U"], chunk: int
+) -> Bool[Array, "B T U"]:
+    """Keys of the query's own chunk of `chunk` positions, counted from the document's first token (Llama 4), without
+    causality."""
+    return query_positions_BT[:, :, None] // chunk == key_positions_BU[:, None, :] // chunk

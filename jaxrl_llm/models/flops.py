@@ -4,9 +4,15 @@ from jaxrl_llm.config import LoraConfig, ModelConfig
 
 
 def matmul_params(model: ModelConfig) -> int:
-    """Parameters that multiply every token: all matrices and the head, not the embedding lookup and the norms."""
+    """Parameters that multiply every token: all matrices and the head, not the embedding lookup and the norms.
+
+    Of a layer's experts as many count as a token goes through, and the shared one.
+    """
     attention = 2 * model.d_model * model.head_dim * (model.heads + model.kv_heads)
     feed_forward = 3 * model.d_model * model.d_ff
+    if model.experts is not None:
+        width = model.d_ff * (model.experts_per_token or 0) + (model.shared_expert_d_ff or 0)
+        feed_forward = model.d_model * (3 * width + model.experts)
     return model.layers * (attention + feed_forward) + model.vocab_size * model.d_model
 
 

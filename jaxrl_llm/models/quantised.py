@@ -19,12 +19,15 @@ class Int8Weight:
 
 
 def is_matrix(names: tuple[str, ...]) -> bool:
-    """Whether a layer's leaf multiplies the residual stream; biases [heads, C] and norms do not."""
-    return "embed" in names
+    """Whether a layer's leaf multiplies the residual stream; biases [heads, C] and norms do not. The router is none of
+    them: it stays in float32, since a choice between experts jumps where its logits cross."""
+    return "embed" in names and "router" not in names
 
 
 def input_axes(names: tuple[str, ...]) -> tuple[int, ...]:
     """Which axes of a layer's matrix are summed over, from the logical names of its axes."""
+    if names[0] == "experts":
+        return (1,)
     return (0,) if names[0] == "embed" else tuple(range(len(names) - 1))
 
 

@@ -5,16 +5,23 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig, RopeScalingConfig
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of every position, float32 [*b 1 C/2]: the same for all heads."""
+    """Cosines and sines of every position, float32 [*b 1 C/2]: the same for all heads.
+
+    `turns` (bool []) says whether the layer rotates at all; None, that all layers do. `temperature` (float32 [*b 1 1])
+    multiplies the queries after rotation.
+    """
 
     cos: Array
     sin: Array
+    turns: Array | None = None
+    temperature: Array | None = None
 
 
 def rope_frequencies(
@@ -29,7 +36,8 @@ def rope_frequencies(
       The base belongs to the longest sequence the model is set up for, not to each sequence's own length: keys in a
       cache could not follow a base that changes as their sequence grows.
     - llama3 (the Llama 3.1 release): wavelengths above original_context / low_freq_factor are divided by s, below
-      original_context / high_freq_factor kept; between them linear in original_context over the wavelength.
+      original_context / high_freq_factor kept; between them linear in original_context over the wavelength (Llama 4:
+      both factors are the same, nothing is between).
     - yarn (arXiv:2309.00071): pairs that turn more than beta_fast times within original_context are kept, less than
       beta_slow times divided by s, a linear ramp over the pairs between (whole pairs at its ends).
     """
@@ -46,7 +54,7 @@ def rope_frequencies(
     if scaling.kind == "llama3":
         low, high = _set(scaling.low_freq_factor), _set(scaling.high_freq_factor)
         turns = _set(scaling.original_context) * kept / (2 * math.pi)
-        share_kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        share_kept = np.clip((turns - low) / (high - low), 0.0, 1.0) if low < high else (turns > low) * 1.0
         return (share_kept * kept + (1 - share_kept) * divided).astype(np.float32), 1.0
 
     def pair_that_turns(times: float) -> float:
@@ -64,14 +72,29 @@ def _set(value: float | None) -> float:
     return value
 
 
-def rotations(config: ModelConfig, positions: Int[Array, "*b"]) -> tuple[Rotation, Rotation | None]:
-    """The rotation of the layers, and that of the local layers where they have a base of their own."""
-    everywhere = _rotation(positions, config.rope_theta, config.head_dim, config.rope_scaling, config.max_context)
-    if config.local_rope_theta is None:
-        return everywhere, None
-    return everywhere, _rotation(
-        positions, config.local_rope_theta, config.head_dim, RopeScalingConfig(), config.max_context
-    )
+def rotations(config: ModelConfig, positions: Int[Array, "*b"]) -> dict[str, Rotation]:
+    """The rotation of every kind of layer in `config.attention_pattern`, all of one structure.
+
+    Local layers (L) may have a base of their own. Layers without rope (N) turn by nothing; their queries may have a
+    temperature that grows with the position, 1 + scale * log(1 + floor((p + 1) / every)) (arXiv:2501.19399, Llama 4).
+    """
+    kinds = sorted(set(config.attention_pattern))
+    usual = _rotation(positions, config.rope_theta, config.head_dim, config.rope_scaling, config.max_context)
+    found = dict.fromkeys(kinds, usual)
+    if config.local_rope_theta is not None:
+        found["L"] = _rotation(
+            positions, config.local_rope_theta, config.head_dim, RopeScalingConfig(), config.max_context
+        )
+    if "N" not in kinds:
+        return found
+    still = Rotation(jnp.ones_like(usual.cos), jnp.zeros_like(usual.sin))
+    found = {kind: (still if kind == "N" else r)._replace(turns=jnp.asarray(kind != "N")) for kind, r in found.items()}
+    if config.query_temperature_every is not None and config.query_temperature_scale is not None:
+        spans = jnp.floor((positions[..., None, None] + 1) / jnp.float32(config.query_temperature_every))
+        growing = 1 + config.query_temperature_scale * jnp.log1p(spans)
+        kept = jnp.ones_like(growing)
+        found = {kind: r._replace(temperature=growing if kind == "N" else kept) for kind, r in found.items()}
+    return found
 
 
 def _rotation(positions, theta: float, head_dim: int, scaling: RopeScalingConfig, max_context: int) -> Rotation:
@@ -84,6 +107,23 @@ def _rotation(positions, theta: float, head_dim: int, scaling: RopeScalingConfig
 
 def rotate(x: Float[Array, "*b n C"], rotation: Rotation) -> Float[Array, "*b n C"]:
     """Turns pair i, (x[i], x[i + C/2]) in the half-split convention, by its angle; computed in float32."""
-    cos, sin = rotation
+    cos, sin, *_ = rotation
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def place(config: ModelConfig, q: Float[Array, "*b H C"], k: Float[Array, "*b K C"], rotation: Rotation):
+    """Queries and keys as a layer compares them: rotated, then normed and scaled where the config says so."""
+    q, k = rotate(q, rotation), rotate(k, rotation)
+    if config.qk_unit_norm:
+        q, k = (_unit(x, config.norm_eps, rotation.turns) for x in (q, k))
+    if rotation.temperature is not None:
+        q = (q * rotation.temperature).astype(q.dtype)
+    return q, k
+
+
+def _unit(x: Float[Array, "*b n C"], eps: float, turns: Array | None) -> Float[Array, "*b n C"]:
+    """x over its root mean square, where the layer rotates."""
+    x32 = x.astype(jnp.float32)
+    normed = (x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)).astype(x.dtype)
+    return normed if turns is None else jnp.where(turns, normed, x)

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.attention import attend, document_mask, in_window
+from jaxrl_llm.models.attention import attend, document_mask, in_chunk, in_window
 from jaxrl_llm.sharding import spec
 from jaxrl_llm.types import UserError
 
@@ -47,7 +47,8 @@ XLA = RowAttention()
 
 
 class Sight(NamedTuple):
-    """A token looks at the earlier tokens of its segment (itself included), at most `window` - 1 positions back.
+    """A token looks at the earlier tokens of its segment (itself included), at most `window` - 1 positions back, and
+    with `chunk` only at those of its own chunk: positions of one document count in chunks from 0.
 
     Segment 0 is padding: nobody looks at it. With `prefix_ids` a token also sees that segment, unless it is 0: a prompt
     that several documents of its row share. Documents lie in one piece, so that positions and places in the row differ
@@ -57,6 +58,7 @@ class Sight(NamedTuple):
     segment_ids_BT: Int[Array, "B T"]
     positions_BT: Int[Array, "B T"]
     window: int | None = None
+    chunk: int | None = None
     prefix_ids_BT: Int[Array, "B T"] | None = None
 
 
@@ -131,9 +133,11 @@ def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, s
 
 def _mask(sight: Sight) -> Bool[Array, "B T T"]:
     mask = document_mask(sight.segment_ids_BT, sight.prefix_ids_BT)
-    if sight.window is None:
-        return mask
-    return mask & in_window(sight.positions_BT, sight.positions_BT, sight.window)
+    if sight.window is not None:
+        mask &= in_window(sight.positions_BT, sight.positions_BT, sight.window)
+    if sight.chunk is not None:
+        mask &= in_chunk(sight.positions_BT, sight.positions_BT, sight.chunk)
+    return mask
 
 
 def _select(which: Any, masks: list[Array]) -> Array:
@@ -149,10 +153,10 @@ def _kernel(how: RowAttention, sight: Sight, scale: float, softcap: float | None
         assert sight.prefix_ids_BT is None  # choose_attention has refused them
         # Made here, once for all layers that see so: the blocks of a long row's mask take seconds to work out.
         kernel = _splash_kernel(sight, softcap, how.interpret)
-        constants = (sight.segment_ids_BT, kernel)
+        constants = (_documents(sight), kernel)
         return _on_shards(how.mesh, functools.partial(_splash, scale=scale), constants, (rows, PartitionSpec()))
     assert softcap is None  # choose_attention has refused it
-    run = functools.partial(_cudnn, scale=scale, window=sight.window)
+    run = functools.partial(_cudnn, scale=scale, window=sight.window, chunk=sight.chunk)
     return _on_shards(how.mesh, run, (sight.segment_ids_BT, sight.positions_BT, sight.prefix_ids_BT), (rows,) * 3)
 
 
@@ -182,6 +186,7 @@ def _cudnn(
     prefix_ids_BT: Int[Array, "B T"] | None,
     *,
     window: int | None,
+    chunk: int | None,
     scale: float,
 ) -> Float[Array, "B T H C"]:
     T = q_BTHC.shape[1]
@@ -191,12 +196,20 @@ def _cudnn(
     if prefix_ids_BT is not None:
         (prefixes,) = _padded(_CUDNN_LENGTH, prefix_ids_BT)
         prefixes += prefixes > 0
-    mask_BTT = _mask(Sight(segments + 1, positions, window, prefixes))
+    mask_BTT = _mask(Sight(segments + 1, positions, window, chunk, prefixes))
     # Causality is said twice: known to the kernel, it skips the blocks above the diagonal.
     attended = jax.nn.dot_product_attention(
         q, k, v, mask=mask_BTT[:, None], is_causal=True, scale=scale, implementation="cudnn"
     )
     return attended[:, :T]
+
+
+def _documents(sight: Sight) -> Int[Array, "B T"]:
+    """Segment ids in which every chunk of a document is one of its own; 0 stays padding."""
+    if sight.chunk is None:
+        return sight.segment_ids_BT
+    chunks = sight.segment_ids_BT.shape[1] // sight.chunk + 1  # no document has more
+    return sight.segment_ids_BT * chunks + sight.positions_BT // sight.chunk
 
 
 def _splash_kernel(sight: Sight, softcap: float | None, interpret: bool) -> Any:

@@ -8,22 +8,25 @@ Parameter tree (layers stacked on axis 0, matrices as input axes before output a
             with qkv_bias: q_bias [L H C]   k_bias, v_bias [L K C]
             with qk_norm: q_norm, k_norm [L C]   with post_norms: attn_post_norm, mlp_post_norm [L D]
             lora: {name: {a [L *in r], b [L r *out]}} where adapters are attached (see lora.py)
+            with experts, instead of gate, up and down: what models/moe.py declares
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.attention import attend_cached, in_window
+from jaxrl_llm.losses.router import balance_terms, z_terms
+from jaxrl_llm.models import moe
+from jaxrl_llm.models.attention import attend_cached, in_chunk, in_window
 from jaxrl_llm.models.kv_cache import Cache, positions, read_layer, write_span, write_tokens
 from jaxrl_llm.models.quantised import dequantise
-from jaxrl_llm.models.rope import Rotation, rotate, rotations
+from jaxrl_llm.models.rope import Rotation, place, rotations
 from jaxrl_llm.models.row_attention import XLA, RowAttention, Sight, row_attention
 from jaxrl_llm.types import Params
 
@@ -67,9 +70,13 @@ class DecoderLayer(nnx.Module):
         self.v = param((D, K, C), ("embed", "kv_heads", "head_dim"), fan_in=D)
         self.o = param((H, C, D), ("heads", "head_dim", "embed"), fan_in=H * C * 2 * config.layers)
         self.mlp_norm = norm(D)
-        self.gate = param((D, F), ("embed", "mlp"), fan_in=D)
-        self.up = param((D, F), ("embed", "mlp"), fan_in=D)
-        self.down = param((F, D), ("mlp", "embed"), fan_in=F * 2 * config.layers)
+        if config.experts is None:
+            self.gate = param((D, F), ("embed", "mlp"), fan_in=D)
+            self.up = param((D, F), ("embed", "mlp"), fan_in=D)
+            self.down = param((F, D), ("mlp", "embed"), fan_in=F * 2 * config.layers)
+        else:
+            for name, leaf in moe.declare(config, param).items():
+                setattr(self, name, leaf)
         if config.qkv_bias:
             self.q_bias = nnx.Param(jnp.zeros((H, C), config.param_dtype), axes=("heads", "head_dim"))
             self.k_bias = nnx.Param(jnp.zeros((K, C), config.param_dtype), axes=("kv_heads", "head_dim"))
@@ -100,10 +107,12 @@ class DecoderLayer(nnx.Module):
         if config.qk_norm:
             q, k = _rms_norm(config, q, self.q_norm[...]), _rms_norm(config, k, self.k_norm[...])
         q, k, v = (y.reshape(*leading, *y.shape[1:]) for y in (q, k, v))
-        return rotate(q, rotation), rotate(k, rotation), v
+        return *place(config, q, k, rotation), v
 
-    def finish(self, x: Float[Array, "*b D"], attended: Float[Array, "*b H C"]) -> Float[Array, "*b D"]:
-        """Output projection, residual, feed-forward, residual."""
+    def finish(
+        self, x: Float[Array, "*b D"], attended: Float[Array, "*b H C"], mesh: Mesh | None
+    ) -> tuple[Float[Array, "*b D"], moe.Routing | None]:
+        """Output projection, residual, feed-forward, residual; and what the router said, if there is one."""
         config, dtype = self.config, self.config.compute_dtype
         shape = x.shape
         x = x.reshape(-1, config.d_model)
@@ -112,11 +121,16 @@ class DecoderLayer(nnx.Module):
         attended = attended.reshape(len(x), -1)
         y = self._adapt("o", attended, attended @ o_ND)
         x = x + (_rms_norm(config, y, self.attn_post_norm[...]) if config.post_norms else y)
-        y = _rms_norm(config, x, self.mlp_norm[...])
-        gate = self._adapt("gate", y, y @ self.gate[...].astype(dtype))
-        y = _ACTIVATIONS[config.activation](gate) * self._adapt("up", y, y @ self.up[...].astype(dtype))
-        y = self._adapt("down", y, y @ self.down[...].astype(dtype))
-        return (x + (_rms_norm(config, y, self.mlp_post_norm[...]) if config.post_norms else y)).reshape(shape)
+        y, routing = _rms_norm(config, x, self.mlp_norm[...]), None
+        activation = _ACTIVATIONS[config.activation]
+        if config.experts is None:
+            gate = self._adapt("gate", y, y @ self.gate[...].astype(dtype))
+            y = activation(gate) * self._adapt("up", y, y @ self.up[...].astype(dtype))
+            y = self._adapt("down", y, y @ self.down[...].astype(dtype))
+        else:
+            weights = {name: getattr(self, name)[...] for name in moe.AXES if hasattr(self, name)}
+            y, routing = moe.feed_forward(config, weights, y, activation, mesh)
+        return (x + (_rms_norm(config, y, self.mlp_post_norm[...]) if config.post_norms else y)).reshape(shape), routing
 
 
 class Transformer(nnx.Module):
@@ -191,29 +205,47 @@ def _final(config: ModelConfig, params: Params, x: Float[Array, "*b D"]) -> Floa
     return _rms_norm(config, x, params["final_norm"])
 
 
-def _local_layers(config: ModelConfig) -> np.ndarray:
-    """Bool [L]: which layers attend to a window only."""
+def _kinds(config: ModelConfig) -> tuple[list[str], list[int]]:
+    """The kinds of layers that there are, and which of them each layer is; see `ModelConfig.attention_pattern`."""
     pattern = config.attention_pattern
-    return np.array([pattern[layer % len(pattern)] == "L" for layer in range(config.layers)])
+    kinds = sorted(set(pattern))
+    return kinds, [kinds.index(pattern[layer % len(pattern)]) for layer in range(config.layers)]
 
 
-def _pick(is_local: Any, everywhere: Any, local: Any) -> Any:
-    """A mask or rotation of this layer; `local` is None where the layers do not differ in it."""
-    return everywhere if local is None else jax.tree.map(lambda a, b: jnp.where(is_local, b, a), everywhere, local)
+def _pick(kind: Any, by_kind: dict[str, Any]) -> Any:
+    """The mask or rotation of a layer, whose kind is the `kind`-th of `by_kind` (traced inside a scan)."""
+    picked, *others = choices = [by_kind[name] for name in sorted(by_kind)]
+    if isinstance(kind, int):
+        return choices[kind]
+    for index, other in enumerate(others, 1):
+        picked = jax.tree.map(lambda a, b, i=index: a if a is b else jnp.where(kind == i, b, a), picked, other)
+    return picked
+
+
+def _masks(config: ModelConfig, mask: Array, query_positions: Array, key_positions: Array) -> dict[str, Array]:
+    """What each kind of layer may look at of what `mask` allows."""
+    kinds, _ = _kinds(config)
+    found = dict.fromkeys(kinds, mask)
+    if config.window is not None:
+        found["L"] = mask & in_window(query_positions, key_positions, config.window)
+    if config.attention_chunk is not None:
+        found["C"] = mask & in_chunk(query_positions, key_positions, config.attention_chunk)
+    return found
 
 
 def _over_layers(config: ModelConfig, body, carry, layers: Params):
-    """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer; `body` returns (carry, None).
+    """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer, without the scan's second
+    result.
 
-    `body` is given the layer's weights, its index and whether it is local. The loop's compilation grows with depth, but
+    `body` is given the layer's weights, its index and its kind. The loop's compilation grows with depth, but
     no step copies a layer's weights out of the stack. XLA does so on CPU, where with few rows that copy costs a third
     of a decode step.
     """
-    local = _local_layers(config)
+    _, kinds = _kinds(config)
     if not isinstance(layers, tuple):
-        return jax.lax.scan(body, carry, (layers, jnp.arange(config.layers), jnp.asarray(local)))
+        return jax.lax.scan(body, carry, (layers, jnp.arange(config.layers), jnp.asarray(kinds)))
     for index, layer_params in enumerate(layers):
-        carry, _ = body(carry, (layer_params, index, local[index]))
+        carry, _ = body(carry, (layer_params, index, kinds[index]))
     return carry, None
 
 
@@ -232,26 +264,69 @@ def forward(
     *,
     remat: bool = False,
     attention: RowAttention = XLA,
+    mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
     """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits.
 
     `prefix_ids` as in TrainBatch: the segment of a prompt that a token's document shares with others of its row.
+    `mesh` is where the arrays live, if they are split; experts need it.
     """
-    windows = (None,) if config.window is None else (None, config.window)
-    sights = [Sight(segment_ids_BT, positions_BT, window, prefix_ids_BT) for window in windows]
+    rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
+    return _forward(config, params, *rows, remat=remat, attention=attention, mesh=mesh)[0]
+
+
+class RouterTerms(NamedTuple):
+    """The losses of the routers, token by token and averaged over layers; see losses/router.py."""
+
+    balance: Array  # [B T]
+    z: Array  # [B T]
+
+
+def forward_routed(
+    config: ModelConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    segment_ids_BT: Int[Array, "B T"],
+    prefix_ids_BT: Int[Array, "B T"] | None = None,
+    *,
+    remat: bool = False,
+    attention: RowAttention = XLA,
+    mesh: Mesh | None = None,
+) -> tuple[Float[Array, "B T D"], RouterTerms]:
+    """`forward` of a model with experts and stacked layers, and what its routers' losses are made of."""
+
+    def terms(routing):
+        logits_BTE, chosen_BTK = (y.reshape(*tokens_BT.shape, -1) for y in (routing.logits, routing.chosen))
+        return RouterTerms(balance_terms(logits_BTE, chosen_BTK, segment_ids_BT), z_terms(logits_BTE))
+
+    rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
+    hidden_BTD, layers = _forward(config, params, *rows, remat=remat, attention=attention, mesh=mesh, said=terms)
+    return hidden_BTD, jax.tree.map(lambda x_LBT: jnp.mean(x_LBT, axis=0), layers)
+
+
+def _forward(
+    config, params, tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT, *, remat, attention, mesh, said=None
+) -> tuple[Array, Any]:
+    """Hidden states, and `said(routing)` of every layer (for stacked layers)."""
+    kinds, _ = _kinds(config)
+    narrower = {"L": {"window": config.window}, "C": {"chunk": config.attention_chunk}}
+    everywhere = Sight(segment_ids_BT, positions_BT, prefix_ids_BT=prefix_ids_BT)
+    sights = [everywhere._replace(**narrower.get(kind, {})) for kind in kinds]
     attend = row_attention(attention, sights, **_attention(config))
-    rotation, local_rotation = rotations(config, positions_BT)
+    by_kind = rotations(config, positions_BT)
 
     def body(x, scanned):
-        layer_params, _, is_local = scanned
+        layer_params, _, kind = scanned
         layer = _layer(config, layer_params)
-        q, k, v = layer.qkv(x, _pick(is_local, rotation, local_rotation))
-        attended = attend(q, k, v, is_local)
-        return layer.finish(x, attended), None
+        q, k, v = layer.qkv(x, _pick(kind, by_kind))
+        attended = attend(q, k, v, kind)
+        x, routing = layer.finish(x, attended, mesh)
+        return x, said(routing) if said is not None else None
 
     body = jax.checkpoint(body) if remat else body
-    x, _ = _over_layers(config, body, _embed(config, params, tokens_BT), params["layers"])
-    return _final(config, params, x)
+    x, found = _over_layers(config, body, _embed(config, params, tokens_BT), params["layers"])
+    return _final(config, params, x), found
 
 
 def decode(
@@ -260,18 +335,26 @@ def decode(
     tokens_S: Int[Array, " S"],
     positions_S: Int[Array, " S"],
     cache: Cache,
+    *,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "S D"], Cache]:
     """One token per slot: writes its keys and values at `positions_S`, attends to positions 0..positions_S."""
 
     def write(cache, index, k, v):
         return write_tokens(cache, index, positions_S, k[:, 0], v[:, 0])
 
-    hidden_S1D, cache = _cached(config, params, tokens_S[:, None], positions_S[:, None], cache, write)
+    hidden_S1D, cache = _cached(config, params, tokens_S[:, None], positions_S[:, None], cache, write, mesh)
     return hidden_S1D[:, 0], cache
 
 
 def extend(
-    config: ModelConfig, params: Params, tokens_BT: Int[Array, "B T"], start: Int[Array, ""], cache: Cache
+    config: ModelConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    start: Int[Array, ""],
+    cache: Cache,
+    *,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """T more tokens of every row, at positions start ... start + T - 1 of a cache that holds what came before.
 
@@ -282,26 +365,23 @@ def extend(
     def write(cache, index, k, v):
         return write_span(cache, index, start, k, v)
 
-    return _cached(config, params, tokens_BT, positions_BT, cache, write)
+    return _cached(config, params, tokens_BT, positions_BT, cache, write, mesh)
 
 
-def _cached(config, params, tokens_BT, positions_BT, cache, write) -> tuple[Array, Cache]:
+def _cached(config, params, tokens_BT, positions_BT, cache, write, mesh) -> tuple[Array, Cache]:
     cached_1N = jnp.arange(positions(cache))[None]
-    mask_BTN, local_mask_BTN = cached_1N[:, None] <= positions_BT[..., None], None
-    if config.window is not None:
-        local_mask_BTN = mask_BTN & in_window(positions_BT, cached_1N, config.window)
-    rotation, local_rotation = rotations(config, positions_BT)
+    masks = _masks(config, cached_1N[:, None] <= positions_BT[..., None], positions_BT, cached_1N)
+    by_kind = rotations(config, positions_BT)
 
     # The cache is carried and updated in place; as scanned inputs and outputs it would be copied whole every step.
     def body(carry, scanned):
         x, cache = carry
-        layer_params, index, is_local = scanned
+        layer_params, index, kind = scanned
         layer = _layer(config, layer_params)
-        q, k, v = layer.qkv(x, _pick(is_local, rotation, local_rotation))
+        q, k, v = layer.qkv(x, _pick(kind, by_kind))
         cache = write(cache, index, k, v)
-        mask = _pick(is_local, mask_BTN, local_mask_BTN)
-        attended = attend_cached(q, *read_layer(cache, index, x.dtype), mask, **_attention(config))
-        return (layer.finish(x, attended), cache), None
+        attended = attend_cached(q, *read_layer(cache, index, x.dtype), _pick(kind, masks), **_attention(config))
+        return (layer.finish(x, attended, mesh)[0], cache), None
 
     (x, cache), _ = _over_layers(config, body, (_embed(config, params, tokens_BT), cache), params["layers"])
     return _final(config, params, x), cache

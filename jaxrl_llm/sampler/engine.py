@@ -73,7 +73,8 @@ class PolicyEngine(Engine):
     """Decodes up to `slots` sequences at once on `mesh`; JetStream's Engine API and the batched forms of it.
 
     Keyword arguments:
-      mesh: from `sharding.make_mesh`; slots are split over `data`, heads, feed-forward and vocabulary over `tensor`.
+      mesh: from `sharding.make_mesh`; slots are split over `data`, heads, feed-forward and vocabulary over `tensor`,
+        experts over `expert` (along which everything else is repeated).
       decode_steps: most decode steps of one `generate`; it stops earlier when no slot runs, or when enough slots have
         ended for the caller to refill them.
       max_prompt_tokens, max_new_tokens: a slot's cache holds their sum.
@@ -368,7 +369,9 @@ class PolicyEngine(Engine):
             first = i * R
             tokens_RT = lax.dynamic_slice_in_dim(tokens_PT, first, R)
             lengths_R = lax.dynamic_slice_in_dim(lengths_P, first, R)
-            hidden_RTD, new = extend(self.model, params, tokens_RT, jnp.int32(0), self._empty_cache(R, T))
+            hidden_RTD, new = extend(
+                self.model, params, tokens_RT, jnp.int32(0), self._empty_cache(R, T), mesh=self._mesh
+            )
             last_RD = jnp.take_along_axis(hidden_RTD, (lengths_R - 1)[:, None, None], axis=1)[:, 0]
             logits_PV = lax.dynamic_update_slice_in_dim(logits_PV, self._logits(params, last_RD), first, axis=0)
             return copy_rows(cache, first, new), logits_PV
@@ -382,7 +385,7 @@ class PolicyEngine(Engine):
         return Prefix(self._empty_cache(1, self._chunked), jnp.zeros(1, jnp.int32), logits, version)
 
     def _extend(self, params: Params, prefix: Prefix, chunk_1T: Array, start: Array, length: Array) -> Prefix:
-        hidden_1TD, cache = extend(self.model, params, chunk_1T, start, prefix.cache)
+        hidden_1TD, cache = extend(self.model, params, chunk_1T, start, prefix.cache, mesh=self._mesh)
         last_1D = lax.dynamic_index_in_dim(hidden_1TD, length - 1, axis=1, keepdims=False)
         return Prefix(cache, (start + length)[None], self._logits(params, last_1D), prefix.version)
 
@@ -488,7 +491,7 @@ class PolicyEngine(Engine):
 
             def one_chunk(j, own):
                 tokens_1T = lax.dynamic_slice_in_dim(row_1N, j * chunk, chunk, axis=1)
-                return extend(self.model, params, tokens_1T, j * chunk, own)[1]
+                return extend(self.model, params, tokens_1T, j * chunk, own, mesh=self._mesh)[1]
 
             own = self._empty_cache(1, tokens_SN.shape[1])
             own = lax.fori_loop(0, -(-lengths_S[slot] // chunk), one_chunk, own)
@@ -531,7 +534,7 @@ class PolicyEngine(Engine):
 
         def body(carry):
             step, cache, slots, reports = carry
-            hidden_SD, cache = decode(self.model, params, slots.tokens, slots.positions, cache)
+            hidden_SD, cache = decode(self.model, params, slots.tokens, slots.positions, cache, mesh=self._mesh)
             slots, report = advance(slots, self._logits(params, hidden_SD), state.version, self.interruption)
             return step + 1, cache, slots, reports.at[step].set(report.columns())
 

@@ -20,7 +20,7 @@ class WeightLoader:
     """Copies weights of `model` to `mesh` in `dtype`.
 
     With `unstack` each layer's weights get buffers of their own (a tuple of layers instead of a stack). With `int8` the
-    layers' matrices are quantised; embedding, head, norms and biases never are.
+    layers' matrices are quantised; embedding, head, norms and biases never are. A router is float32 whatever `dtype`.
     """
 
     def __init__(self, model: ModelConfig, mesh: Mesh, *, dtype: Any, int8: bool, unstack: bool):
@@ -95,12 +95,14 @@ class WeightLoader:
         places: Any = place, NamedSharding(place.mesh, PartitionSpec(*spec))
         return Int8Weight(*places)
 
-    def _cast(self, x: Array) -> Array:
-        return jnp.array(x, self._dtype, copy=True)
+    def _cast(self, x: Array, names: tuple[str, ...] = ()) -> Array:
+        return jnp.array(x, jnp.float32 if "router" in names else self._dtype, copy=True)
 
     def _layer(self, layer: Params) -> Params:
         axes = self._layer_axes
-        return {n: quantise(x, axes[n]) if self._quantised(axes[n]) else self._cast(x) for n, x in layer.items()}
+        return {
+            n: quantise(x, axes[n]) if self._quantised(axes[n]) else self._cast(x, axes[n]) for n, x in layer.items()
+        }
 
     def _one_layer(self, stacked: Params, index: Array) -> Params:
         return self._layer(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), stacked))

@@ -46,8 +46,16 @@ class Critic:
 
 
 @dataclass(frozen=True)
+class Router:
+    """Coefficients of the losses of a mixture of experts' router, means over all tokens of an update."""
+
+    balance: float
+    z: float
+
+
+@dataclass(frozen=True)
 class Algorithm:
-    """loss = -sum(token_weights * (objective * weight - kl + entropy)) + value loss; None is left out.
+    """loss = -sum(token_weights * (objective * weight - kl + entropy)) + value and router losses; None is left out.
 
     `objective`, `weight` and `metrics` share the calling convention of losses/algorithms.py. `num_segments` bounds the
     segment ids of a row, padding's included, for what sums over sequences. With `reads_old` the log-probabilities at
@@ -65,6 +73,7 @@ class Algorithm:
     entropy: float | AdaptiveEntropy = 0.0
     credit: Credit | None = None
     critic: Critic | None = None
+    router: Router | None = None
 
     @property
     def looks_back(self) -> bool:

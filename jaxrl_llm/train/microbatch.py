@@ -19,8 +19,8 @@ from jaxrl_llm.losses.logprobs import token_logprobs
 from jaxrl_llm.losses.metrics import Maximum, Metric, kl_metrics, masked_mean, ratio_metrics
 from jaxrl_llm.losses.value import critic_values, value_loss
 from jaxrl_llm.models.row_attention import XLA, RowAttention
-from jaxrl_llm.models.transformer import forward, head_weight
-from jaxrl_llm.sharding import spec
+from jaxrl_llm.models.transformer import RouterTerms, forward, forward_routed, head_weight
+from jaxrl_llm.sharding import batch_parts, spec
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.types import Params
 
@@ -45,8 +45,26 @@ class Scorer:
         prefix_ids_BT: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
         rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
-        how = {"remat": self.remat, "attention": self.attention}
-        hidden_BTD = forward(self.model, self._gathered(params), *rows, **how)
+        return self._split(forward(self.model, self._gathered(params), *rows, **self._how))
+
+    def hidden_and_router(
+        self,
+        params: Params,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"],
+        segment_ids_BT: Int[Array, "B T"],
+        prefix_ids_BT: Int[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], RouterTerms]:
+        """`hidden`, and what the router's losses are made of."""
+        rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
+        hidden_BTD, terms = forward_routed(self.model, self._gathered(params), *rows, **self._how)
+        return self._split(hidden_BTD), terms
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"remat": self.remat, "attention": self.attention, "mesh": self.mesh}
+
+    def _split(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
         return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", None, None))))
 
@@ -64,7 +82,7 @@ class Scorer:
             targets_BT.reshape(-1),
             temperature=self.temperature,
             chunk=self.head_chunk,
-            shards=self.mesh.shape["data"] * self.mesh.shape["fsdp"],
+            shards=batch_parts(self.mesh),
             wanted_N=None if wanted_BT is None else wanted_BT.reshape(-1),
             softcap=self.model.final_softcap,
         )
@@ -78,9 +96,19 @@ class Scorer:
         return params | lax.with_sharding_constraint(tables, table)
 
 
+def _rows(micro: Mapping[str, Array]) -> tuple[Array, Array, Array, Array | None]:
+    return micro["tokens"], micro["positions"], micro["segment_ids"], micro.get("prefix_ids")
+
+
 def _hidden(scorer: Scorer, params: Params, micro: Mapping[str, Array]) -> Float[Array, "B T D"]:
-    rows = (micro["tokens"], micro["positions"], micro["segment_ids"], micro.get("prefix_ids"))
-    return scorer.hidden(params, *rows)
+    return scorer.hidden(params, *_rows(micro))
+
+
+def router_weights(segment_ids_MBT: Int[Array, "M B T"], count: Int[Array, ""]) -> Float[Array, "M B T"]:
+    """1 / N for each of the N tokens (padding is none) of the first `count` microbatches of an update."""
+    used_M11 = (jnp.arange(len(segment_ids_MBT)) < count)[:, None, None]
+    real_MBT = ((segment_ids_MBT != 0) & used_M11).astype(jnp.float32)
+    return real_MBT / jnp.maximum(jnp.sum(real_MBT), 1.0)
 
 
 def _values(head: Params, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T"]:
@@ -140,7 +168,11 @@ def microbatch_loss(
     `trained` is (policy, value head or None); `alpha` the entropy coefficient, None where there is no bonus.
     """
     params, value_head = trained
-    hidden_BTD = _hidden(scorer, params, micro)
+    router, terms = algorithm.router, None
+    if router is None:
+        hidden_BTD = _hidden(scorer, params, micro)
+    else:
+        hidden_BTD, terms = scorer.hidden_and_router(params, *_rows(micro))
     weights_BT = micro["token_weights"]
     mask_BT = weights_BT != 0
     logprobs_BT, entropy_BT = scorer.logprobs(params, hidden_BTD, micro["targets"], mask_BT)
@@ -164,6 +196,10 @@ def microbatch_loss(
         j_BT += entropy_bonus(entropy_BT, mask_BT, alpha)
         found["entropy_coefficient"] = masked_mean(jnp.full(mask_BT.shape, alpha), mask_BT)
     loss = -_weighted(weights_BT, j_BT)
+    if router is not None and terms is not None:
+        loss += jnp.sum(micro["router_weights"] * (router.balance * terms.balance + router.z * terms.z))
+        real_BT = micro["segment_ids"] != 0
+        found |= {"router_balance": masked_mean(terms.balance, real_BT), "router_z": masked_mean(terms.z, real_BT)}
     if algorithm.critic is not None:
         values_BT = _values(value_head, hidden_BTD)
         error_BT = value_loss(values_BT, micro["old_values"], micro["returns"], mask_BT, clip=algorithm.critic.clip)

@@ -58,6 +58,7 @@ def decayed(params: Params) -> Params:
 
 
 _MATRICES = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
+_MATRICES |= {f"{kind}_{name}": 1 for kind in ("expert", "shared") for name in ("gate", "up", "down")}
 """How many axes of a layer's matrix, from its input axes on, are inputs; those behind them are outputs."""
 
 
@@ -71,7 +72,7 @@ def matrix_axes(params: Params) -> Params:
         name = jax.tree_util.keystr(path[-1:], simple=True)
         if "layers" not in jax.tree_util.keystr(path) or name not in _MATRICES:
             return None
-        # Axes in front of the matrix (layers) count copies of it.
+        # Axes in front of the matrix (layers, experts) count copies of it.
         outputs = {"q": 2, "k": 2, "v": 2}.get(name, 1)
         first = leaf.ndim - _MATRICES[name] - outputs
         middle = first + _MATRICES[name]

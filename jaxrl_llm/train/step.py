@@ -22,7 +22,7 @@ from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
-from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_loss, with_credit
+from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_loss, router_weights, with_credit
 from jaxrl_llm.train.state import CriticState, EntropyControl, TrainState, abstract_state, as_float32, shardings_of
 from jaxrl_llm.types import Params, TrainBatch, WeightedSum
 
@@ -95,9 +95,9 @@ def make_train_step(
     The state is donated. Tokens are trained where their weight is not 0. The weights already hold the global
     denominators, so microbatches and devices only add up: gradients accumulate in float32, sharded like the
     parameters, over the first `batch.microbatches` of the M microbatches (never more than M). Rows split over the mesh
-    axes data and fsdp. With several updates each has its own part of the batch (the leading axis K) and goes on from
-    the weights that the one before left; old log-probabilities and values are those of the weights that began the
-    step. `share_prompts` says that batches may have `prefix_ids`, which not every attention takes. `reference` is a
+    axes data, fsdp and expert. With several updates each has its own part of the batch (the leading axis K) and goes
+    on from the weights that the one before left; old log-probabilities and values are those of the weights that began
+    the step. `share_prompts` says that batches may have `prefix_ids`, which not every attention takes. `reference` is a
     frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With `lora` the adapters are
     trained, on `base`, the policy's frozen weights: read, never written or donated.
 
@@ -112,7 +112,7 @@ def make_train_step(
     after the step), update_norm, skipped. Loss and norms are means over the updates that trained anything.
     Where the algorithm has them: old_ratio_mean, old_ratio_max and old_ess of exp(logp - old), kl_reference_k1 and
     _k3, importance_mean (what corrections multiply by) and importance_zero (share of tokens they drop),
-    entropy_coefficient, value_loss, value_mean, return_mean.
+    entropy_coefficient, value_loss, value_mean, return_mean; router_balance and router_z (means over all tokens).
     """
     critic, bonus = algorithm.critic, algorithm.entropy
     adaptive = bonus if isinstance(bonus, AdaptiveEntropy) else None
@@ -182,7 +182,10 @@ def make_train_step(
         if state.entropy is not None and adaptive is not None:
             alpha = applied_alpha(state.entropy.coefficient, state.entropy.entropy, target=adaptive.target)
         trained = (state.params, state.critic.head if state.critic is not None else None)
-        gradient, loss, found = accumulated(trained, base, with_credit(algorithm, fields), count, alpha)
+        fields = with_credit(algorithm, fields)
+        if algorithm.router is not None:
+            fields["router_weights"] = router_weights(fields["segment_ids"], count)
+        gradient, loss, found = accumulated(trained, base, fields, count, alpha)
         grad_norm, tokens = optax.tree.norm(gradient[0]), found["entropy"].weight
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(gradient[1]))
         apply = finite & (tokens > 0)

@@ -37,7 +37,7 @@ def test_both_programs_of_a_run_compile_from_shapes_alone(tmp_path, monkeypatch)
     monkeypatch.setattr(aot, "topology", lambda name: aot.Topology(name, jax.devices()[:4], None, {}))
     train, decode = compile_for(load(path), "two by two")
     assert (train.name, decode.name) == ("train step", "decode step")
-    state, _, reference = train.compiled.input_shardings[0]
+    state, _, reference, _ = train.compiled.input_shardings[0]
     assert jax.tree.structure(reference) == jax.tree.structure(state.params)
     for program, devices in ((train, jax.devices()[:2]), (decode, jax.devices()[2:4])):
         places = jax.tree.leaves(program.compiled.input_shardings[0])

@@ -22,7 +22,9 @@ def tables(path):
     return {name: value for file in path.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
-@pytest.mark.parametrize("name", ["llama31", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama31", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "llama4"]
+)
 def test_a_folder_comes_back_bit_for_bit_through_our_tree(name, tmp_path):
     tensors = write_folder(tmp_path / "in", name, shards=3)
     folder = open_hf(tmp_path / "in")
@@ -56,11 +58,13 @@ def test_dtypes_are_kept_or_cast(tmp_path):
         np.testing.assert_array_equal(value, halves[key], strict=True)
 
 
-@pytest.mark.parametrize("axes", [{"data": 1}, {"data": 2, "fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize("axes", [{"data": 1}, {"fsdp": 2, "expert": 2, "tensor": 2}])
 def test_streamed_to_devices_the_weights_lie_where_the_table_says_and_are_the_same(axes, tmp_path, cpu_devices):
     write_folder(tmp_path / "m", "gemma2", shards=2)
     write_folder(tmp_path / "b", "qwen2")
-    for name in ("m", "b"):
+    write_folder(tmp_path / "x", "mixtral")
+    write_folder(tmp_path / "l", "llama4")
+    for name in ("m", "b", "x", "l"):
         folder = open_hf(tmp_path / name)
         mesh = sharding.make_mesh(axes, cpu_devices[: int(np.prod(list(axes.values())))])
         places = sharding.param_shardings(mesh, logical_axes(folder.model), abstract_params(folder.model))
@@ -69,6 +73,41 @@ def test_streamed_to_devices_the_weights_lie_where_the_table_says_and_are_the_sa
         assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), placed, places))
         write_hf(tmp_path / f"{name}-again", folder.model, placed, folder.raw)
         jax.tree.map(np.testing.assert_array_equal, placed, read_hf_params(open_hf(tmp_path / f"{name}-again")))
+
+
+def test_the_text_part_of_a_model_that_sees_images_is_read_and_written_as_a_model_of_its_own(tmp_path):
+    tensors = write_folder(tmp_path / "text", "llama4")
+    path = tmp_path / "whole"
+    path.mkdir()
+    others = {"vision_model.class_embedding": np.ones(3, np.float32), "multi_modal_projector.x": np.ones(3, np.float32)}
+    write_tensors(path, others | {f"language_model.{name}": value for name, value in tensors.items()})
+    raw = json.loads((tmp_path / "text" / "config.json").read_text())
+    whole = {"model_type": "llama4", "text_config": raw, "vision_config": {"hidden_size": 3}}
+    (path / "config.json").write_text(json.dumps(whole))
+    folder = open_hf(path)
+    write_hf(tmp_path / "out", folder.model, read_hf_params(folder), folder.raw)
+    back = tables(tmp_path / "out")
+    assert back.keys() == tensors.keys()
+    for key, value in tensors.items():
+        np.testing.assert_array_equal(back[key], value, strict=True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["Llama4ForCausalLM"]
+    write_tensors(
+        path, others | {f"language_model.{name}": value for name, value in tensors.items()} | {"x": np.ones(1)}
+    )
+    with pytest.raises(UserError, match="tensor 'x' is unexpected"):
+        open_hf(path)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama4"}))
+    with pytest.raises(UserError, match="text_config is missing"):
+        open_hf(path)
+
+
+def test_a_missing_expert_or_one_of_another_shape_is_named(tmp_path):
+    tensors = write_folder(tmp_path / "m", "mixtral")
+    name = "model.layers.2.block_sparse_moe.experts.3.w2.weight"
+    for changed, message in (({}, "is missing"), ({name: tensors[name].T.copy()}, r"has shape \(48, 32\)")):
+        write_tensors(tmp_path / "m", {key: value for key, value in tensors.items() if key != name} | changed)
+        with pytest.raises(UserError, match=f"tensor '{name}' {message}"):
+            open_hf(tmp_path / "m")
 
 
 def test_files_beside_the_weights_travel_and_nothing_is_overwritten(tmp_path):

@@ -58,6 +58,43 @@ GEMMA3_1B = {
     "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "use_cache": True, "vocab_size": 262144,
 }  # fmt: skip
 
+MIXTRAL_8X7B = {
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": False,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0",
+    "use_cache": True, "vocab_size": 32000,
+}  # fmt: skip
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960,
+    "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True,
+    "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+LLAMA4_SCOUT = {  # the text part
+    "_attn_implementation_autoset": True, "attention_bias": False, "attention_chunk_size": 8192,
+    "attention_dropout": 0.0, "bos_token_id": 200000, "eos_token_id": [200001, 200007, 200008],
+    "for_llm_compression": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+    "initializer_range": 0.02, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "model_type": "llama4_text",
+    "no_rope_layers": [], "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48,
+    "num_key_value_heads": 8, "num_local_experts": 16, "output_router_logits": False, "pad_token_id": 200018,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+    "torch_dtype": "bfloat16", "use_cache": True, "use_qk_norm": True, "vocab_size": 202048,
+    "rope_scaling": {
+        "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}  # fmt: skip
+EXPERTS = (MIXTRAL_8X7B, QWEN3_30B_A3B, LLAMA4_SCOUT)
+
 
 def shape(raw, *keys):
     model = from_hf_config(raw)
@@ -84,6 +121,19 @@ def test_published_files_are_understood():
     assert shape(GEMMA2_2B | {"head_dim": 128, "query_pre_attn_scalar": 144}, "query_pre_attn_scalar") == (144,)
 
 
+def test_published_files_with_experts_are_understood():
+    keys = ("experts", "experts_per_token", "d_ff", "router_gate", "shared_expert_d_ff")
+    assert shape(MIXTRAL_8X7B, *keys) == (8, 2, 14336, "softmax_chosen", None)
+    assert shape(QWEN3_30B_A3B, *keys, "qk_norm") == (128, 8, 768, "softmax_chosen", None, True)
+    assert shape(QWEN3_30B_A3B | {"norm_topk_prob": False}, "router_gate") == ("softmax",)
+    scout = from_hf_config(LLAMA4_SCOUT)
+    assert tuple(getattr(scout, key) for key in keys) == (16, 1, 8192, "sigmoid_input", 8192)
+    assert (scout.attention_pattern, scout.attention_chunk, scout.qk_unit_norm) == ("CCCN", 8192, True)
+    assert (scout.query_temperature_every, scout.query_temperature_scale) == (8192, 0.1)
+    for raw in EXPERTS:
+        assert from_hf_config(to_hf_config(from_hf_config(raw))) == from_hf_config(raw)
+
+
 def test_llama_2_needs_no_rope_theta_and_its_successors_do():
     raw = {key: value for key, value in LLAMA31_8B.items() if key not in ("rope_theta", "rope_scaling")}
     assert shape(raw, "rope_theta") == (10000.0,)
@@ -92,7 +142,7 @@ def test_llama_2_needs_no_rope_theta_and_its_successors_do():
             from_hf_config({key: value for key, value in published.items() if key != "rope_theta"})
 
 
-@pytest.mark.parametrize("raw", [LLAMA31_8B, SMOLLM2_135M, QWEN25_05B, GEMMA2_2B, GEMMA3_1B])
+@pytest.mark.parametrize("raw", [LLAMA31_8B, SMOLLM2_135M, QWEN25_05B, GEMMA2_2B, GEMMA3_1B, *EXPERTS])
 def test_every_field_that_matters_is_missed_by_name(raw):
     wanted = {
         "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -105,6 +155,12 @@ def test_every_field_that_matters_is_missed_by_name(raw):
         )
     else:
         wanted.add("hidden_act")
+    if raw in EXPERTS:
+        wanted |= {"num_experts_per_tok", "num_experts" if raw is QWEN3_30B_A3B else "num_local_experts", "rope_theta"}
+    if raw is QWEN3_30B_A3B:
+        wanted = (wanted - {"intermediate_size"}) | {"moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}
+    if raw is LLAMA4_SCOUT:
+        wanted |= {"interleave_moe_layer_step", "use_qk_norm", "attention_chunk_size", "head_dim"}
     for name in wanted:
         with pytest.raises(UserError, match=f"field {name} is"):
             from_hf_config({key: value for key, value in raw.items() if key != name})
@@ -133,6 +189,19 @@ def test_every_field_that_matters_is_missed_by_name(raw):
         (GEMMA2_2B, {"layer_types": ["full_attention"]}, "layer_types names 1 layers"),
         (GEMMA2_2B, {"layer_types": ["chunked_attention"] * 26}, "layer_types is"),
         (GEMMA3_1B, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        (MIXTRAL_8X7B, {"router_jitter_noise": 0.1}, "router_jitter_noise is 0.1"),
+        (MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "experts_per_token 9 is more than the 8 experts"),
+        (QWEN3_30B_A3B, {"decoder_sparse_step": 2}, "decoder_sparse_step is 2; supported: 1"),
+        (QWEN3_30B_A3B, {"mlp_only_layers": [3]}, r"mlp_only_layers is \[3\]"),
+        (QWEN3_30B_A3B, {"use_sliding_window": True}, "use_sliding_window is True"),
+        (QWEN3_30B_A3B, {"num_local_experts": 8}, "num_experts = 128 is unknown"),
+        (LLAMA4_SCOUT, {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2"),
+        (LLAMA4_SCOUT, {"moe_layers": [1, 3]}, r"moe_layers is \[1, 3\]"),
+        (LLAMA4_SCOUT, {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries, num_hidden_layers is 48"),
+        (LLAMA4_SCOUT, {"no_rope_layers": [1, 2]}, "a list of 0 and 1"),
+        (LLAMA4_SCOUT, {"attn_temperature_tuning": 8}, "attn_temperature_tuning is 8"),
+        (LLAMA4_SCOUT, {"floor_scale": 0}, "floor_scale is 0"),
+        (LLAMA4_SCOUT, {"model_type": "llama4"}, "model_type is 'llama4'"),
         (GEMMA3_1B, {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
     ],
 )
@@ -155,6 +224,10 @@ def test_a_model_that_no_family_describes_is_refused_by_key():
         ({"final_softcap": 30.0}, "final_softcap"),
         ({"attention_pattern": "LG", "window": 4}, "attention_pattern"),
         ({"qkv_bias": True, "qk_norm": True}, "qkv_bias"),
+        ({"experts": 4, "experts_per_token": 2, "router_gate": "sigmoid"}, "router_gate|head_dim|shared_expert"),
+        ({"experts": 4, "experts_per_token": 2, "router_gate": "softmax"}, "router_gate"),
+        ({"attention_pattern": "N"}, "attention_pattern"),
+        ({"qk_unit_norm": True}, "qk_unit_norm"),
         ({"post_norms": True}, "unit_offset_norms|activation|scale_embeddings"),
     ]:
         with pytest.raises(UserError, match=key):

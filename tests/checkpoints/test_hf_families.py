@@ -1,4 +1,4 @@
-"""Every dense family against transformers' logits (tests/reference/make_families.py): packed rows and the cache."""
+"""Every family against transformers' logits (tests/reference/make_families.py): packed rows and the cache."""
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ from jaxrl_llm.types import Params
 
 NAMES = (
     "llama2", "llama3", "llama31", "llama32", "llama_linear", "smollm2", "mistral", "qwen2", "qwen25_yarn",
-    "qwen2_window", "qwen3", "gemma2", "gemma3",
+    "qwen2_window", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "qwen3_moe_plain", "llama4", "llama4_plain",
 )  # fmt: skip
-CACHED = {"llama31": False, "mistral": True, "qwen2": False, "gemma2": False, "gemma3": True}
+CACHED = {"llama31": False, "mistral": True, "qwen2": False, "gemma2": False, "gemma3": True, "mixtral": True}
+CACHED |= {"qwen3_moe": False, "llama4": False, "llama4_plain": True}
 """Families run through the cache: with every kind of difference between layers; True: layers not stacked."""
 ROW, CHUNK = 32, 6
 
@@ -101,6 +102,13 @@ def test_dynamic_scaling_is_the_references_at_the_length_the_model_is_set_up_for
         ("llama31", {"rope_scaling": {}}),
         ("gemma3", {"local_rope_theta": None}),
         ("mistral", {"window": 6}),
+        ("qwen3_moe", {"router_gate": "softmax"}),
+        ("qwen3_moe_plain", {"experts_per_token": 2}),
+        ("llama4", {"attention_chunk": 6}),
+        ("llama4", {"attention_pattern": "C", "query_temperature_every": None, "query_temperature_scale": None}),
+        ("llama4", {"qk_unit_norm": False}),
+        ("llama4", {"query_temperature_every": 4}),
+        ("llama4", {"router_gate": "sigmoid"}),
     ],
 )
 def test_a_wrong_constant_is_seen(name, change, reference, tmp_path):

@@ -138,3 +138,34 @@ def test_a_folder_that_is_no_adapter_is_refused(base, copy, tmp_path):
         read_peft(path, model)
     with pytest.raises(UserError, match="exists; give a folder that does not"):
         write_peft(path, model, LoraConfig(rank=3), {}, base=None)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama4"])
+def test_merging_here_is_merging_there(family, tmp_path):
+    """W + s B A of the file's own matrices, for rows that lie as ours do and for Llama 4's parted pairs."""
+    tensors = write_folder(tmp_path / "base", family)
+    folder = open_hf(tmp_path / "base")
+    rng, adapter, modules = np.random.default_rng(5), {}, ("q_proj", "k_proj", "v_proj", "o_proj")
+    for name, matrix in tensors.items():
+        module = name.removesuffix(".weight")
+        if module.rsplit(".", 1)[-1] not in modules:
+            continue
+        a, b = rng.standard_normal((2, matrix.shape[1])), rng.standard_normal((matrix.shape[0], 2))
+        adapter[f"base_model.model.{module}.lora_A.weight"] = a.astype(np.float32)
+        adapter[f"base_model.model.{module}.lora_B.weight"] = b.astype(np.float32)
+        tensors[name] = (matrix + 1.5 * b @ a).astype(np.float32)
+    (tmp_path / "adapter").mkdir()
+    save_file(adapter, tmp_path / "adapter" / WEIGHTS)
+    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": list(modules)}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(told))
+    lora, adapters = read_peft(tmp_path / "adapter", folder.model)
+    merged = merge(read_hf_params(folder), adapters, lora)
+    save_file(tensors, tmp_path / "base" / "model.safetensors")
+    wanted = read_hf_params(open_hf(tmp_path / "base"))
+    for (path, a), b in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(merged), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+    write_peft(tmp_path / "out", folder.model, lora, adapters, base=None)
+    written = load_file(tmp_path / "out" / WEIGHTS)
+    assert written.keys() == adapter.keys()
+    for name, array in adapter.items():
+        np.testing.assert_array_equal(written[name], array)

@@ -18,7 +18,7 @@ from jaxrl_llm.aot import TPU_ENVIRONMENT
         (["train.mesh={tensor: 4}"], "does not divide over tensor 4"),
         (["train.mesh={data: 3}"], "batch 2 does not divide over data 3"),
         (["train.mesh={data: 8}"], "there are 8"),
-        (["train.mesh={expert: 2}"], "unknown axes ['expert']"),
+        (["train.mesh={experts: 2}"], "unknown axes ['experts']"),
         (["sampler.mesh={tensor: 4}"], "does not divide over tensor 4"),
         (["sampler.mesh={data: 3}"], "sampler.slots 8 does not divide over data 3"),
         (["model.init=nowhere.gguf", "tokenizer.kind=gguf"], "nowhere.gguf"),

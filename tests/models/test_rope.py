@@ -43,8 +43,9 @@ def test_yarn_ramps_over_whole_pairs_and_scales_the_vectors():
 def test_a_rotation_turns_each_pair_by_its_angle_and_applies_the_factor():
     # Width 2: one pair (1, 0), turned by the position in radians.
     config = ModelConfig(heads=1, kv_heads=1, head_dim=2, rope_scaling={**YARN, "attention_factor": 2.0})
-    turn, local = rotations(config, jnp.array([0, 3]))
-    assert local is None
+    found = rotations(config, jnp.array([0, 3]))
+    assert list(found) == ["G"]
+    turn = found["G"]
     turned = rotate(jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]]), turn)
     np.testing.assert_allclose(turned[:, 0], [[2.0, 0.0], [2 * np.cos(3.0), 2 * np.sin(3.0)]], rtol=1e-6)
 
@@ -53,7 +54,8 @@ def test_local_layers_have_a_base_of_their_own_without_scaling():
     config = ModelConfig(
         attention_pattern="LG", window=4, local_rope_theta=100.0, rope_scaling={"kind": "linear", "factor": 2}
     )
-    turn, local = rotations(config, jnp.array([1]))
+    found = rotations(config, jnp.array([1]))
+    turn, local = found["G"], found["L"]
     pairs = np.arange(8) / 8
     np.testing.assert_allclose(turn.cos[0, 0], np.cos(10000.0**-pairs / 2), rtol=1e-6)
     np.testing.assert_allclose(local.cos[0, 0], np.cos(100.0**-pairs), rtol=1e-6)
@@ -66,7 +68,7 @@ def test_local_layers_have_a_base_of_their_own_without_scaling():
         (LLAMA3 | {"kind": "yarn"}, "beta_fast is missing|low_freq_factor is not a constant of yarn"),
         ({"factor": 2}, "kind is none"),
         ({**LLAMA3, "beta_fast": 3}, "beta_fast is not a constant of llama3"),
-        ({**LLAMA3, "low_freq_factor": 4}, "not below"),
+        ({**LLAMA3, "low_freq_factor": 5}, "not below"),
         ({**YARN, "attention_factor": 1, "beta_slow": 32}, "not below"),
         ({"kind": "linear", "factor": 0.5}, "greater than or equal to 1"),
     ],

@@ -81,7 +81,7 @@ def test_what_cudnn_is_asked_for_is_what_xla_computes(shared, monkeypatch):
     q, cotangent = rng.normal(size=(2, 2, 17, 4, 8)).astype(np.float32)
     k, v = rng.normal(size=(2, 2, 17, 2, 8)).astype(np.float32)
     cotangent *= (segments > 0)[..., None, None]
-    sight = Sight(segments, positions, 5, prefixes)
+    sight = Sight(segments, positions, 5, prefix_ids_BT=prefixes)
     wanted, wanted_gradients = values_and_gradients(XLA, sight, None, q, k, v, cotangent)
     mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
     got, gradients = values_and_gradients(RowAttention("cudnn", mesh), sight, None, q, k, v, cotangent)

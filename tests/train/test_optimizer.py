@@ -143,6 +143,11 @@ def test_every_layer_matrix_has_inputs_and_outputs():
     assert (axes["layers"]["o"], axes["layers"]["q"]) == (((1, 2), (3,)), ((1,), (2, 3)))
     assert {name for name, pair in axes["layers"].items() if pair is None} == {"attn_norm", "mlp_norm"}
     assert axes["embed"] is None
+    shape = MODEL.model_dump() | {"experts": 3, "experts_per_token": 1, "router_gate": "softmax"}
+    axes = matrix_axes(abstract_params(ModelConfig(**shape | {"shared_expert_d_ff": 8})))["layers"]
+    assert axes["expert_up"] == axes["expert_down"] == ((2,), (3,))  # an expert's matrix is its own
+    assert axes["shared_down"] == ((1,), (2,))
+    assert axes["router"] is None
 
 
 def test_adafactor_is_its_formula():
