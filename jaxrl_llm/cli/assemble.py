@@ -1,6 +1,7 @@
 """From a configuration to the things a run is made of, cheapest checks first and nothing compiled."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,7 @@ class Setup:
     environment: SingleTurn
     trainer_mesh: Mesh
     engine: PolicyEngine
+    reward_mesh: Mesh
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -65,9 +67,11 @@ def assemble(config: RunConfig) -> Setup:
     tokenizer = _tokenizer(config, train)
     config = config.model_copy(update={"model": _model(config.model, tokenizer)})
     _check_context(config)
-    trainer_devices, sampler_devices = split_devices(jax.devices(), config.train.mesh, config.sampler.mesh)
+    devices, reward_devices = _devices_for_rewards(config)
+    trainer_devices, sampler_devices = split_devices(devices, config.train.mesh, config.sampler.mesh)
     trainer_mesh = make_mesh(config.train.mesh, trainer_devices)
     sampler_mesh = make_mesh(config.sampler.mesh, sampler_devices)
+    reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, reward_devices) if reward_devices else sampler_mesh
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model))
     check_divides(
         trainer_mesh, ("batch", None), (config.train.microbatch_rows, config.train.row_length), "train.microbatch_rows"
@@ -84,6 +88,7 @@ def assemble(config: RunConfig) -> Setup:
             penalty=_length_penalty(config),
         ),
         trainer_mesh=trainer_mesh,
+        reward_mesh=reward_mesh,
         engine=PolicyEngine(
             config.model,
             mesh=sampler_mesh,
@@ -100,6 +105,20 @@ def assemble(config: RunConfig) -> Setup:
             interruption=_interruption(config, tokenizer),
         ),
     )
+
+
+def _devices_for_rewards(config: RunConfig) -> tuple[list[jax.Device], list[jax.Device]]:
+    """The devices of trainer and sampler, and those of a reward model's own mesh: the last ones."""
+    devices, axes = jax.devices(), config.rollout.reward_model.mesh
+    if config.rollout.reward != "model" or axes is None:
+        return devices, []
+    count = math.prod(axes.values())
+    if min(axes.values(), default=1) < 1 or count >= len(devices):
+        raise UserError(
+            f"rollout.reward_model.mesh = {axes} leaves no device to trainer and sampler, or has a size below 1; there "
+            f"are {len(devices)} devices; make it smaller, or null to share the sampler's"
+        )
+    return devices[:-count], devices[-count:]
 
 
 def _interruption(config: RunConfig, tokenizer: Tokenizer) -> Interruption | None:

@@ -61,9 +61,12 @@ class ScriptedScheduler:
 
 
 class FirstSiblingIsRight:
-    def episode(self, task, completion):
-        right = float(completion.tokens_T[0] == 0)
-        return Episode(completion, np.ones(1, bool), Reward(right, {"correct": right}))
+    def episodes(self, task, completions):
+        rights = [float(completion.tokens_T[0] == 0) for completion in completions]
+        return [
+            Episode(c, np.ones(1, bool), Reward(right, {"correct": right}))
+            for c, right in zip(completions, rights, strict=True)
+        ]
 
 
 def make(*, max_lag, n=20, scheduler=None, retire_at=None, restore=None, concurrency=10**6, max_ready=10**6):
@@ -147,7 +150,7 @@ def test_every_sibling_has_its_own_random_stream():
 def test_a_failure_of_the_sampling_thread_reaches_the_trainer():
     worker, _board, *_ = make(max_lag=0, scheduler=ScriptedScheduler(break_at=1))
     worker.start()
-    with pytest.raises(RuntimeError, match="sampling thread failed") as error:
+    with pytest.raises(RuntimeError, match="rollout thread failed") as error:
         worker.next_groups(P)
     assert isinstance(error.value.__cause__, FloatingPointError)
     worker.stop()
