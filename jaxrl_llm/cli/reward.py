@@ -83,7 +83,11 @@ def open_reward_model(setup: Setup) -> OpenedRewardModel:
             "tokens; lower it"
         )
     check_divides(setup.reward_mesh, ("batch", None), (how.rows, 1), "rollout.reward_model.rows")
-    reward_shardings(model, setup.reward_mesh)
+    try:
+        reward_shardings(model, setup.reward_mesh)
+    except UserError as error:
+        whose = "sampler.mesh, which rollout.reward_model shares" if how.mesh is None else "rollout.reward_model.mesh"
+        raise UserError(f"{whose}: {error}") from None
     max_tokens = how.max_tokens or min(model.max_context, _LONGEST)
     opened = OpenedRewardModel(setup, source, model, tokenizer, max_tokens)
     task = setup.train_tasks[0]
