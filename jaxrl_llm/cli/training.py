@@ -35,7 +35,7 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     """
     configure_jax(config.device)
     setup = assemble(config)
-    judge = open_reward_model(setup) if reinforce and config.rollout.reward == "model" else None
+    judge = open_reward_model(setup) if config.rollout.reward == "model" else None
     lock = lock_run(run_dir)
     try:
         claim(run_dir, setup)

@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import DATA, write_tensors
@@ -21,10 +22,11 @@ def reference():
         return dict(stored)
 
 
-def make_scorer(path, devices=1, **axes):
+def make_scorer(path, devices=1, dtype="float32", **axes):
     source = open_hf_reward(path)
-    model, mesh = source.folder.model, make_mesh(axes, jax.devices()[:devices])
-    params = read_hf_params(source.folder, "float32", reward_shardings(model, mesh))
+    model = source.folder.model.model_copy(update={"param_dtype": dtype, "compute_dtype": dtype})
+    mesh = make_mesh(axes, jax.devices()[:devices])
+    params = read_hf_params(source.folder, dtype, reward_shardings(model, mesh))
     return SequenceScorer(model, params, mesh=mesh, rows=4, max_tokens=64, pad_id=source.pad_id)
 
 
@@ -66,6 +68,13 @@ def test_a_model_cut_up_over_devices_gives_the_same_scores(reference, tmp_path):
     np.testing.assert_allclose(score(TEXTS[:1]), reference["llama31"][:1], atol=1e-4)
     with pytest.raises(UserError, match="kv_heads 2 does not divide over tensor 4"):
         make_scorer(tmp_path / "m", devices=4, tensor=4)
+
+
+def test_in_bfloat16_only_the_head_stays_float32(reference, tmp_path):
+    write_reward_folder(tmp_path / "m", "llama31")
+    scores = make_scorer(tmp_path / "m", dtype="bfloat16")(TEXTS[:1])
+    assert 1e-4 < np.abs(scores - reference["llama31"][:1]).max() < 0.05
+    assert scores.astype(jnp.bfloat16).astype(np.float32) != scores  # not rounded at the end
 
 
 @pytest.mark.parametrize(
