@@ -15,8 +15,8 @@ _DATA = ("config.json", "chat_template.json", *TOKENIZER_FILES)
 _WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 
 
-def is_hub(source: str | None) -> bool:
-    return source is not None and source.startswith(PREFIX)
+def is_hub(source: str) -> bool:
+    return source.startswith(PREFIX)
 
 
 def hub_snapshot(source: str, *, weights: bool = True, offline: bool = False) -> Path:

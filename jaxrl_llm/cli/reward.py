@@ -68,7 +68,8 @@ def open_reward_model(setup: Setup) -> OpenedRewardModel:
     """Checks folder, tokenizer, mesh and lengths. Raises UserError for whatever does not fit."""
     how = setup.config.rollout.reward_model
     try:
-        path = hub_snapshot(str(how.path)) if is_hub(how.path) else str(how.path)
+        path = str(how.path)
+        path = str(hub_snapshot(path)) if is_hub(path) else path
         source = open_hf_reward(path)
         tokenizer = load_hf(path, eos=how.eos)
     except UserError as error:
