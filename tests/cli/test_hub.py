@@ -32,7 +32,7 @@ def repository(folder, seed):
         "pytorch_model.bin": b"a pickle",
         "modeling_tiny.py": b"raise RuntimeError",
         "adapter_model.safetensors": b"other weights",
-        "onnx/model.safetensors": b"other weights",
+        "model-fp8/model.safetensors": b"other weights",
         "README.md": b"words",
     }
 
