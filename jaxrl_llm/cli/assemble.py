@@ -32,6 +32,7 @@ from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxrl_llm.text.hf_tokenizer import load_hf
 from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
 from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.train.optimizer import for_batch
 from jaxrl_llm.types import Params, PromptTask, UserError
 
 
@@ -67,7 +68,9 @@ def assemble(config: RunConfig) -> Setup:
         data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed
     )
     tokenizer = _tokenizer(config, train)
-    config = config.model_copy(update={"model": _model(config.model, tokenizer)})
+    completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
+    rates = for_batch(config.optimizer, completions)
+    config = config.model_copy(update={"model": _model(config.model, tokenizer), "optimizer": rates})
     _check_context(config)
     devices, reward_devices = _devices_for_rewards(config)
     trainer_devices, sampler_devices = split_devices(devices, config.train.mesh, config.sampler.mesh)
