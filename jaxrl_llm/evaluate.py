@@ -39,7 +39,7 @@ def evaluate(
         EpisodeGroup(
             index,
             task,
-            tuple(environment.episode(task, completions[index * samples + sibling]) for sibling in range(samples)),
+            tuple(environment.episodes(task, [completions[index * samples + sibling] for sibling in range(samples)])),
         )
         for index, task in enumerate(tasks)
     ]

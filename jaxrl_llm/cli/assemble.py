@@ -1,9 +1,11 @@
 """From a configuration to the things a run is made of, cheapest checks first and nothing compiled."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
 from jaxrl_llm.checkpoints.hf_config import SHAPE_KEYS
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
 from jaxrl_llm.checkpoints.peft import read_peft
 from jaxrl_llm.cli.algorithm import check_algorithm, check_router
@@ -48,6 +51,7 @@ class Setup:
     environment: SingleTurn
     trainer_mesh: Mesh
     engine: PolicyEngine
+    reward_mesh: Mesh
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -77,11 +81,10 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
     config = config.model_copy(update={"model": model, "lora": _lora(config.lora, model), "optimizer": rates})
     check_router(config)
     _check_context(config)
-    trainer_devices, sampler_devices = split_devices(
-        jax.devices() if devices is None else devices, config.train.mesh, config.sampler.mesh
-    )
+    trainer_devices, sampler_devices, reward_devices = _split(config, jax.devices() if devices is None else devices)
     trainer_mesh = make_mesh(config.train.mesh, trainer_devices)
     sampler_mesh = make_mesh(config.sampler.mesh, sampler_devices)
+    reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, reward_devices) if reward_devices else sampler_mesh
     choose_attention(config.model, trainer_mesh, share_prompts=config.train.share_prompts)
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model))
     check_divides(
@@ -99,6 +102,7 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
             penalty=_length_penalty(config),
         ),
         trainer_mesh=trainer_mesh,
+        reward_mesh=reward_mesh,
         engine=PolicyEngine(
             config.model,
             mesh=sampler_mesh,
@@ -115,6 +119,20 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
             interruption=_interruption(config, tokenizer),
         ),
     )
+
+
+def _split(config: RunConfig, devices: Sequence[jax.Device]) -> tuple[list[jax.Device], ...]:
+    """The devices of trainer, sampler and a reward model's own mesh: those are the last ones."""
+    axes = config.rollout.reward_model.mesh
+    if config.rollout.reward != "model" or axes is None:
+        return *split_devices(devices, config.train.mesh, config.sampler.mesh), []
+    count = math.prod(axes.values())
+    if min(axes.values(), default=1) < 1 or count >= len(devices):
+        raise UserError(
+            f"rollout.reward_model.mesh = {axes} leaves no device to trainer and sampler, or has a size below 1; there "
+            f"are {len(devices)} devices; make it smaller, or null to share the sampler's"
+        )
+    return *split_devices(devices[:-count], config.train.mesh, config.sampler.mesh), list(devices[-count:])
 
 
 def _interruption(config: RunConfig, tokenizer: Tokenizer) -> Interruption | None:
@@ -179,12 +197,17 @@ def _tokenizer(config: RunConfig, problems: Sequence[Problem]) -> Tokenizer:
             raise UserError(
                 "tokenizer.kind = hf reads tokenizer.path, which is not set; give a folder with a tokenizer.json"
             )
-        return load_hf(config.tokenizer.path, eos=config.tokenizer.eos)
+        return load_hf(_tokenizer_path(config.tokenizer.path), eos=config.tokenizer.eos)
     if config.tokenizer.path is not None:
         return load_sentencepiece(config.tokenizer.path)
     return build_sentencepiece(
         [problem.prompt + problem.answer for problem in problems], vocab_size=config.tokenizer.vocab_size
     )
+
+
+def _tokenizer_path(path: str) -> str | Path:
+    """A local path; of `hub:OWNER/NAME[@REVISION]` the folder with the repository's tokenizer."""
+    return hub_snapshot(path, weights=False) if is_hub(path) else path
 
 
 def _model(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:

@@ -13,6 +13,7 @@ from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.config import OptimizerConfig, RunConfig
 from jaxrl_llm.data.curriculum import PassRates
 from jaxrl_llm.data.prompts import PromptStream
+from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.evaluate import evaluate, mismatch
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.models.flops import sample_flops, train_flops
@@ -133,6 +134,7 @@ class Joined:
     def __init__(
         self,
         setup: Setup,
+        environment: SingleTurn,
         state: TrainState,
         base: Params | None,
         reference: Params | None,
@@ -159,7 +161,7 @@ class Joined:
             self.board,
             self.slots,
             self.issuer,
-            setup.environment,
+            environment,
             group_size=rollout.group_size,
             concurrency=config.sampler.slots,
             max_ready=rollout.ready_batches * rollout.prompts_per_step,
@@ -188,7 +190,7 @@ class Joined:
 
     def parts(self) -> Parts:
         config, algorithm = self.setup.config, rl_algorithm(self.setup)
-        devices = (self.setup.trainer_mesh, self.engine.mesh)
+        devices = (self.setup.trainer_mesh, self.engine.mesh, self.setup.reward_mesh)
         shape = rl_shape(config, algorithm)
         looks = int(algorithm.looks_back) + int(self._reference is not None)
         return Parts(
@@ -257,6 +259,7 @@ class Joined:
                 "completion": self.setup.environment.text(group.episodes[0].completion),
                 "answer": group.task.answer,
                 "reward": group.episodes[0].reward.value,
+                "reward_failed": group.episodes[0].reward.failed,
                 "finish": group.episodes[0].completion.finish,
             }
             for group in groups[:_SAMPLES_KEPT]

@@ -181,7 +181,10 @@ def show(config: ConfigPath, overrides: Overrides = None) -> None:
 
 
 Source = Annotated[
-    str, typer.Argument(help="a run directory, a Hugging Face folder, a GGUF file or package:NAME", metavar="SRC")
+    str,
+    typer.Argument(
+        help="a run directory, a Hugging Face folder, hub:OWNER/NAME, a GGUF file or package:NAME", metavar="SRC"
+    ),
 ]
 Step = Annotated[int | None, typer.Option(help="a run's checkpoint [default: the newest]")]
 

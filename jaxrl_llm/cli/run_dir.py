@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import yaml
 
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.config import differences, dump, validate
 from jaxrl_llm.metrics import write_json
@@ -42,6 +43,14 @@ def claim(run_dir: Path, setup: Setup) -> None:
     write_json(run_dir / "environment.json", _environment(setup))
 
 
+def _hub_commits(setup: Setup) -> dict[str, str]:
+    """The commits that the configuration's `hub:` names stand for in the cache, by name."""
+    config = setup.config
+    given = (config.model.init, config.tokenizer.path, config.rollout.reward_model.path)
+    names = sorted({name for name in given if name is not None and is_hub(name)})
+    return {name: hub_snapshot(name, weights=False, offline=True).name for name in names}
+
+
 def _environment(setup: Setup) -> dict[str, Any]:
     def version(package: str) -> str | None:
         try:
@@ -62,4 +71,5 @@ def _environment(setup: Setup) -> dict[str, Any]:
         "sampler_devices": [d.id for d in setup.engine.mesh.devices.flat],
         "attention": f"{attention.implementation} ({attention.reason})",
         "seed": setup.config.seed,
+        "hub_commits": _hub_commits(setup),
     }

@@ -15,6 +15,7 @@ from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.cli.join import Joined
 from jaxrl_llm.cli.reference import reference_policy
+from jaxrl_llm.cli.reward import OpenedRewardModel, open_reward_model
 from jaxrl_llm.cli.run_dir import claim
 from jaxrl_llm.cli.warm_up import warm_up
 from jaxrl_llm.config import RunConfig
@@ -35,11 +36,12 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     """
     configure_jax(config.device)
     setup = assemble(config)
+    judge = open_reward_model(setup) if config.rollout.reward == "model" else None
     lock = lock_run(run_dir)
     try:
         claim(run_dir, setup)
         with _stop_signals() as stop_requested:
-            return _run(setup, run_dir, stop_requested, reinforce=reinforce)
+            return _run(setup, judge, run_dir, stop_requested, reinforce=reinforce)
     finally:
         lock.close()
 
@@ -63,7 +65,14 @@ def _stop_signals():
             signal.signal(number, handler)
 
 
-def _run(setup: Setup, run_dir: Path, stop_requested: Callable[[], bool], *, reinforce: bool) -> str:
+def _run(
+    setup: Setup,
+    judge: OpenedRewardModel | None,
+    run_dir: Path,
+    stop_requested: Callable[[], bool],
+    *,
+    reinforce: bool,
+) -> str:
     config = setup.config
     store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep)
     optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
@@ -93,7 +102,8 @@ def _run(setup: Setup, run_dir: Path, stop_requested: Callable[[], bool], *, rei
             elif start:
                 progress.say(f"going on from the checkpoint of step {start}")
             reference = reference_policy(run_dir, setup, None if restored else state.params)
-            joined = Joined(setup, state, base, reference, start, extras, store, log, progress)
+            environment = setup.environment if judge is None else judge.environment()
+            joined = Joined(setup, environment, state, base, reference, start, extras, store, log, progress)
             if not restored:
                 joined.save(0, state, {})
             if not reinforce:

@@ -1,11 +1,14 @@
-"""The sampling thread: admits prompts while lag slots last, drives the scheduler, scores finished groups.
+"""Two threads: one admits prompts and drives the scheduler, one works out rewards.
 
 issuer.take -> slots.admit -> scheduler.submit (G siblings) -> scheduler.step ... -> env -> EpisodeGroup, in issue order
       new weights from the board are swapped in between two dispatches, then slots.release
 
+A group is scored once its last sibling has ended, all siblings together and one group at a time: what a reward model
+computes then depends on the group alone, never on what else was waiting.
+
 The lag slots bound staleness at its worst. To keep it low at other times a prompt is admitted only when the scheduler
-can start on it at once and no more than `max_ready` finished groups wait for the trainer: what is sampled earlier than
-needed is only older when it is trained.
+can start on it at once and no more than `max_ready` finished groups wait for their rewards or the trainer: what is
+sampled earlier than needed is only older when it is trained.
 """
 
 import threading
@@ -40,7 +43,7 @@ class Scheduler(Protocol):
 
 
 class Environment(Protocol):
-    def episode(self, task: PromptTask, completion: Completion) -> Episode: ...
+    def episodes(self, task: PromptTask, completions: Sequence[Completion]) -> Sequence[Episode]: ...
 
 
 class RolloutWorker:
@@ -70,36 +73,46 @@ class RolloutWorker:
         self._sampling, self._seed = sampling, seed
         self._pending: dict[int, tuple[int, int]] = {}  # request -> (group, sibling)
         self._tasks: dict[int, PromptTask] = {}
-        self._siblings: dict[int, dict[int, Episode]] = {}
+        self._siblings: dict[int, dict[int, Completion]] = {}
         self._order: deque[int] = deque()  # group ids in issue order
+        self._unscored: deque[tuple[int, PromptTask, list[Completion]]] = deque()
+        self._in_scoring = 0  # groups unscored, the one at work included
         self._ready: dict[int, EpisodeGroup] = {}
         self._changed = threading.Condition()
         self._exhausted = False
         self._stopping = False
-        self._error: BaseException | None = None
+        self._error: tuple[str, BaseException] | None = None
         self._wait_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._guard, args=(run,), name=name, daemon=True)
+            for name, run in (("rollout", self._sample), ("rewards", self._score))
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """End the thread after its current scheduler step; groups in flight stay on the ledger."""
-        self._stopping = True
+        """End the threads after their current scheduler step and group; groups in flight stay on the ledger."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
         self._board.wake()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def next_groups(self, count: int) -> list[EpisodeGroup]:
         """The next `count` groups in issue order; fewer only when no prompt is left to issue.
 
-        Blocks. Re-raises what ended the sampling thread.
+        Blocks. Re-raises what ended one of the threads.
         """
         groups: list[EpisodeGroup] = []
         with self._changed:
             while len(groups) < count:
                 self._changed.wait_for(lambda: self._error or self._head_is_ready() or self._finished())
                 if self._error:
-                    raise RuntimeError("the sampling thread failed") from self._error
+                    thread, error = self._error
+                    raise RuntimeError(f"the {thread} thread failed") from error
                 if not self._head_is_ready():
                     break
                 groups.append(self._ready.pop(self._order.popleft()))
@@ -117,20 +130,35 @@ class RolloutWorker:
     def _finished(self) -> bool:
         return self._exhausted and not self._order
 
-    def _run(self) -> None:
+    def _guard(self, run: Callable[[], None]) -> None:
         try:
-            while not self._stopping:
-                finished = self._scheduler.step(self._between_dispatches)
-                # Rewards are worked out here, while the device decodes on.
-                for request, completion in finished:
-                    self._collect(request, completion)
-                if not finished and self._scheduler.idle:
-                    if self._exhausted:
-                        return
-                    self._wait_for_weights()
+            run()
         except BaseException as error:
             with self._changed:
-                self._error = error
+                self._error = threading.current_thread().name, error
+                self._changed.notify_all()
+
+    def _sample(self) -> None:
+        while not self._stopping:
+            finished = self._scheduler.step(self._between_dispatches)
+            for request, completion in finished:
+                self._collect(request, completion)
+            if not finished and self._scheduler.idle:
+                if self._exhausted:
+                    return
+                self._wait_for_weights()
+
+    def _score(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._unscored)
+                if self._stopping:
+                    return
+                group_id, task, completions = self._unscored.popleft()
+            group = EpisodeGroup(group_id, task, tuple(self._environment.episodes(task, completions)))
+            with self._changed:
+                self._in_scoring -= 1
+                self._ready[group_id] = group
                 self._changed.notify_all()
 
     def _between_dispatches(self) -> None:
@@ -167,8 +195,8 @@ class RolloutWorker:
     def _wanted(self, submitting: int) -> bool:
         """Whether one more group would be started on at once, and not only to lie in stock."""
         with self._changed:
-            ready = len(self._ready)
-        return self._scheduler.in_flight + submitting < self._concurrency and ready < self._max_ready
+            stock = self._in_scoring + len(self._ready)
+        return self._scheduler.in_flight + submitting < self._concurrency and stock < self._max_ready
 
     def _wait_for_weights(self) -> None:
         started = time.monotonic()
@@ -179,10 +207,10 @@ class RolloutWorker:
     def _collect(self, request: int, completion: Completion) -> None:
         group_id, sibling = self._pending.pop(request)
         siblings = self._siblings[group_id]
-        siblings[sibling] = self._environment.episode(self._tasks[group_id], completion)
+        siblings[sibling] = completion
         if len(siblings) == self._group_size:
             task, siblings = self._tasks.pop(group_id), self._siblings.pop(group_id)
-            group = EpisodeGroup(group_id, task, tuple(siblings[s] for s in range(self._group_size)))
             with self._changed:
-                self._ready[group_id] = group
+                self._unscored.append((group_id, task, [siblings[s] for s in range(self._group_size)]))
+                self._in_scoring += 1
                 self._changed.notify_all()

@@ -118,6 +118,7 @@ def write(path, tensors, *, keys=(), kind=Q.F32, arch="llama", d=32):
         "llama.vocab_size": 16,
     } | dict(keys)
     for key, value in fields.items():
+        key = key.replace("llama.", f"{arch}.") if arch == "qwen2" else key
         if isinstance(value, str):
             writer.add_string(key, value)
         elif isinstance(value, float):
@@ -282,8 +283,42 @@ def test_metadata_that_is_missing_or_not_supported_is_named(tmp_path, tensors, k
 
 
 def test_another_architecture_is_named(tmp_path, tensors):
+    path = write(tmp_path / "t.gguf", tensors, arch="falcon")
+    with pytest.raises(UserError, match=r"general\.architecture 'falcon' is not supported; known: 'llama', 'qwen2'"):
+        read_gguf_config(path)
+
+
+def qwen2(params):
+    """The tensors of a qwen2: no row is moved, and queries, keys and values have biases."""
+    out = tensors_of(params)
+    draw = np.random.default_rng(5)
+    for layer in range(2):
+        for leaf in ("q", "k"):
+            rows = params["layers"][leaf][layer].reshape(32, -1).T
+            out[f"blk.{layer}.attn_{leaf}.weight"] = np.ascontiguousarray(rows)
+        for leaf, width in (("q", 32), ("k", 16), ("v", 16)):
+            out[f"blk.{layer}.attn_{leaf}.bias"] = draw.normal(size=width).astype(np.float32)
+    return out
+
+
+def test_a_qwen2_has_biases_and_rotary_pairs_as_we_have_them(tmp_path, params):
+    tensors = qwen2(params)
     path = write(tmp_path / "t.gguf", tensors, arch="qwen2")
-    with pytest.raises(UserError, match=r"general\.architecture 'qwen2' is not supported; known: 'llama'"):
+    assert read_gguf_config(path) == CONFIG | {"qkv_bias": True}
+    read = read_gguf_params(path)
+    for leaf, heads in (("q", 4), ("k", 2), ("v", 2)):
+        np.testing.assert_array_equal(read["layers"][leaf], params["layers"][leaf])
+        wanted = [tensors[f"blk.{layer}.attn_{leaf}.bias"].reshape(heads, 8) for layer in range(2)]
+        np.testing.assert_array_equal(read["layers"][f"{leaf}_bias"], wanted)
+    del tensors["blk.1.attn_k.bias"]
+    path = write(tmp_path / "none.gguf", tensors, arch="qwen2")
+    with pytest.raises(UserError, match=r"tensor 'blk\.1\.attn_k\.bias' is missing"):
+        read_gguf_config(path)
+    path = write(tmp_path / "llama.gguf", qwen2(params))
+    with pytest.raises(UserError, match=r"unexpected tensor 'blk\.0\.attn_k\.bias' .*; not a plain llama"):
+        read_gguf_config(path)
+    path = write(tmp_path / "scaled.gguf", qwen2(params), arch="qwen2", keys=[("llama.rope.scaling.type", "yarn")])
+    with pytest.raises(UserError, match=r"qwen2\.rope\.scaling\.type 'yarn' is not supported"):
         read_gguf_config(path)
 
 

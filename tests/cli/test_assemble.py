@@ -24,7 +24,7 @@ def test_length_penalty_reaches_the_reward(tiny, which, right, wrong):
     for answer in (task.answer, task.answer[::-1] if task.answer != task.answer[::-1] else "99"):
         ids = np.array([*setup.tokenizer.encode(answer), setup.tokenizer.eos_id], np.int32)
         completion = Completion(ids, np.zeros(len(ids)), np.zeros(len(ids), np.int32), np.zeros(len(ids), bool), "stop")
-        rewards.append(setup.environment.episode(task, completion).reward.value)
+        rewards.append(setup.environment.episodes(task, [completion])[0].reward.value)
     assert rewards == [right, wrong]
 
 

@@ -117,7 +117,7 @@ def test_forced_tokens_are_read_and_never_trained():
     groups = [group(0, [1, 0], [4, 2])]
     environment = SingleTurn(decode=lambda ids: "x", score=lambda text, answer, finished: Reward(1.0, {"correct": 1.0}))
     forced = replace(groups[0].episodes[0].completion, forced_T=np.array([False, True, True, False]))
-    episode = replace(environment.episode(groups[0].task, forced), reward=groups[0].episodes[0].reward)
+    episode = replace(environment.episodes(groups[0].task, [forced])[0], reward=groups[0].episodes[0].reward)
     groups = [replace(groups[0], episodes=(episode, groups[0].episodes[1]))]
     documents = select(groups, SCALERL).documents
     np.testing.assert_allclose(documents[0].weights_C, [1 / 4, 0, 0, 1 / 4])  # 2 + 2 trained tokens of one prompt

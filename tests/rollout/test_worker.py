@@ -1,5 +1,6 @@
 """The sampling thread with a scripted scheduler: no model, no engine."""
 
+import threading
 import time
 from collections import Counter
 
@@ -61,12 +62,17 @@ class ScriptedScheduler:
 
 
 class FirstSiblingIsRight:
-    def episode(self, task, completion):
-        right = float(completion.tokens_T[0] == 0)
-        return Episode(completion, np.ones(1, bool), Reward(right, {"correct": right}))
+    def episodes(self, task, completions):
+        rights = [float(completion.tokens_T[0] == 0) for completion in completions]
+        return [
+            Episode(c, np.ones(1, bool), Reward(right, {"correct": right}))
+            for c, right in zip(completions, rights, strict=True)
+        ]
 
 
-def make(*, max_lag, n=20, scheduler=None, retire_at=None, restore=None, concurrency=10**6, max_ready=10**6):
+def make(
+    *, max_lag, n=20, scheduler=None, retire_at=None, restore=None, concurrency=10**6, max_ready=10**6, environment=None
+):
     scheduler = scheduler or ScriptedScheduler()
     board, slots = WeightBoard(), LagSlots(max_lag=max_lag, prompts_per_step=P)
     issuer = GroupIssuer(PromptStream(tasks(n), seed=1), PassRates(retire_at=retire_at))
@@ -77,7 +83,7 @@ def make(*, max_lag, n=20, scheduler=None, retire_at=None, restore=None, concurr
         board,
         slots,
         issuer,
-        FirstSiblingIsRight(),
+        environment or FirstSiblingIsRight(),
         group_size=G,
         concurrency=concurrency,
         max_ready=max_ready,
@@ -147,7 +153,49 @@ def test_every_sibling_has_its_own_random_stream():
 def test_a_failure_of_the_sampling_thread_reaches_the_trainer():
     worker, _board, *_ = make(max_lag=0, scheduler=ScriptedScheduler(break_at=1))
     worker.start()
-    with pytest.raises(RuntimeError, match="sampling thread failed") as error:
+    with pytest.raises(RuntimeError, match="rollout thread failed") as error:
+        worker.next_groups(P)
+    assert isinstance(error.value.__cause__, FloatingPointError)
+    worker.stop()
+
+
+class BlockedOnReward(FirstSiblingIsRight):
+    def __init__(self):
+        self.open, self.asked = threading.Event(), []
+
+    def episodes(self, task, completions):
+        self.asked.append((task.task_id, len(completions)))
+        self.open.wait(10)
+        return super().episodes(task, completions)
+
+
+def test_slow_rewards_do_not_hold_up_sampling_and_count_as_stock():
+    environment = BlockedOnReward()
+    worker, board, slots, issuer, scheduler = make(max_lag=8, concurrency=G, max_ready=4, environment=environment)
+    worker.start()
+    deadline = time.monotonic() + 10
+    # Nothing has been scored, and yet four groups are sampled, and one that began before the fourth ended.
+    while len(scheduler.submitted) < 5 * G or not scheduler.idle:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(0.05)
+    assert len(scheduler.submitted) == 5 * G  # of 18 that the lag allows: more would only be stock
+    assert len(environment.asked) == 1  # one group at a time
+    environment.open.set()
+    groups = [g for step in range(3) for g in train_step(worker, board, slots, issuer, step)[0]]
+    worker.stop()
+    assert [g.group_id for g in groups] == list(range(3 * P))
+    assert {count for _, count in environment.asked} == {G}  # siblings together
+
+
+def test_a_failure_of_the_scoring_thread_reaches_the_trainer():
+    class Broken:
+        def episodes(self, task, completions):
+            raise FloatingPointError("judge on fire")
+
+    worker, *_ = make(max_lag=0, environment=Broken())
+    worker.start()
+    with pytest.raises(RuntimeError, match="rewards thread failed") as error:
         worker.next_groups(P)
     assert isinstance(error.value.__cause__, FloatingPointError)
     worker.stop()

@@ -1,0 +1,104 @@
+"""The reward model of a run: checked before anything is written, loaded when RL begins."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from jaxrl_llm.checkpoints.hf import read_hf_params
+from jaxrl_llm.checkpoints.hf_reward import RewardFolder, open_hf_reward
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
+from jaxrl_llm.cli.assemble import Setup
+from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.envs.single_turn import SingleTurn
+from jaxrl_llm.models.reward_model import SequenceScorer, reward_shardings
+from jaxrl_llm.rewards.learned import learned_rewards
+from jaxrl_llm.sharding import check_divides
+from jaxrl_llm.text.chat import ChatTemplate, render_chat, render_prompt_ids
+from jaxrl_llm.text.hf_tokenizer import load_hf
+from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.types import UserError
+
+_LONGEST = 4096  # tokens, where neither the configuration nor the model's context says less
+
+
+@dataclass(frozen=True)
+class OpenedRewardModel:
+    """A checked reward model; its weights are still in their folder."""
+
+    setup: Setup
+    source: RewardFolder
+    model: ModelConfig
+    tokenizer: Tokenizer
+    max_tokens: int
+
+    def encode(self, prompt: str, completion: str) -> list[int]:
+        """The model's input. Raises UserError as `render_chat` does."""
+        return scored_ids(self.tokenizer, prompt, completion, self.setup.config.rollout.reward_model.chat_template)
+
+    def scorer(self) -> SequenceScorer:
+        """Reads the weights straight to their devices. Raises UserError naming a tensor that is damaged."""
+        how, mesh = self.setup.config.rollout.reward_model, self.setup.reward_mesh
+        params = read_hf_params(self.source.folder, how.dtype, reward_shardings(self.model, mesh))
+        return SequenceScorer(
+            self.model, params, mesh=mesh, rows=how.rows, max_tokens=self.max_tokens, pad_id=self.source.pad_id
+        )
+
+    def environment(self) -> SingleTurn:
+        """Episodes whose rewards are the model's scores; what is correct is still said by the task's answer."""
+        return self.setup.environment.judged_by(
+            partial(learned_rewards, encode=self.encode, score=self.scorer(), max_tokens=self.max_tokens)
+        )
+
+
+def scored_ids(tokenizer: Tokenizer, prompt: str, completion: str, template: ChatTemplate) -> list[int]:
+    """Token ids of a prompt and a completion as a reward model reads them; special tokens come from the template alone.
+
+    Raises UserError as `render_chat` does, and for an input without a token.
+    """
+    if template == "none":
+        ids = render_prompt_ids(tokenizer, prompt + completion, "none")
+    else:
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        ids = render_chat(tokenizer, turns, template=template, add_generation_prompt=False)
+    if not ids:
+        raise UserError("it has no tokens")
+    return ids
+
+
+def open_reward_model(setup: Setup) -> OpenedRewardModel:
+    """Checks folder, tokenizer, mesh and lengths. Raises UserError for whatever does not fit."""
+    how = setup.config.rollout.reward_model
+    try:
+        path = str(how.path)
+        path = str(hub_snapshot(path)) if is_hub(path) else path
+        source = open_hf_reward(path)
+        tokenizer = load_hf(path, eos=how.eos)
+    except UserError as error:
+        raise UserError(f"rollout.reward_model: {error}") from None
+    model = source.folder.model.model_copy(update={"param_dtype": how.dtype, "compute_dtype": how.dtype})
+    if tokenizer.vocab_size > model.vocab_size:
+        raise UserError(
+            f"rollout.reward_model: its tokenizer has {tokenizer.vocab_size} ids, its embedding only "
+            f"{model.vocab_size} rows"
+        )
+    if how.max_tokens is not None and how.max_tokens > model.max_context:
+        raise UserError(
+            f"rollout.reward_model.max_tokens = {how.max_tokens} exceeds the model's context of {model.max_context} "
+            "tokens; lower it"
+        )
+    check_divides(setup.reward_mesh, ("batch", None), (how.rows, 1), "rollout.reward_model.rows")
+    try:
+        reward_shardings(model, setup.reward_mesh)
+    except UserError as error:
+        whose = "sampler.mesh, which rollout.reward_model shares" if how.mesh is None else "rollout.reward_model.mesh"
+        raise UserError(f"{whose}: {error}") from None
+    max_tokens = how.max_tokens or min(model.max_context, _LONGEST)
+    opened = OpenedRewardModel(setup, source, model, tokenizer, max_tokens)
+    task = setup.train_tasks[0]
+    try:
+        opened.encode(task.prompt, task.answer)
+    except UserError as error:
+        raise UserError(
+            f"rollout.reward_model cannot be given the prompt {task.prompt!r} ({task.task_id}): {error}; see "
+            "rollout.reward_model.chat_template"
+        ) from None
+    return opened
