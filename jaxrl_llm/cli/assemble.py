@@ -23,7 +23,7 @@ from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
-from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, split_devices
+from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, sampler_devices, split_devices
 from jaxrl_llm.text.chat import encode_trusted, render_prompt_ids
 from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxrl_llm.text.hf_tokenizer import load_hf
@@ -33,17 +33,23 @@ from jaxrl_llm.types import Params, PromptTask, UserError
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A checked run: the configuration with the model's shape filled in, the data in tokens, the meshes
-    and the sampler's engine, which compiles nothing until it is used."""
+class SamplerSetup:
+    """What sampling needs: the checked configuration with the model's shape filled in, the tokenizer and the sampler's
+    engine, which compiles nothing until it is used."""
 
     config: RunConfig
     tokenizer: Tokenizer
+    engine: PolicyEngine
+
+
+@dataclass(frozen=True)
+class Setup(SamplerSetup):
+    """A checked run: besides, the data in tokens and the trainer's mesh."""
+
     train_tasks: list[PromptTask]
     heldout_tasks: list[PromptTask]
     environment: SingleTurn
     trainer_mesh: Mesh
-    engine: PolicyEngine
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -58,13 +64,7 @@ class Setup:
 def assemble(config: RunConfig) -> Setup:
     """Raises UserError for whatever in the configuration cannot work on this machine's files and devices."""
     check_algorithm(config)
-    data = config.data
-    train, heldout = split_problems(
-        data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed
-    )
-    tokenizer = _tokenizer(config, train)
-    config = config.model_copy(update={"model": _model(config.model, tokenizer)})
-    _check_context(config)
+    config, tokenizer, train, heldout = _with_tokenizer(config)
     trainer_devices, sampler_devices = split_devices(jax.devices(), config.train.mesh, config.sampler.mesh)
     trainer_mesh = make_mesh(config.train.mesh, trainer_devices)
     sampler_mesh = make_mesh(config.sampler.mesh, sampler_devices)
@@ -84,21 +84,49 @@ def assemble(config: RunConfig) -> Setup:
             penalty=_length_penalty(config),
         ),
         trainer_mesh=trainer_mesh,
-        engine=PolicyEngine(
-            config.model,
-            mesh=sampler_mesh,
-            slots=config.sampler.slots,
-            decode_steps=config.sampler.decode_steps,
-            max_prompt_tokens=rollout.max_prompt_tokens,
-            max_new_tokens=rollout.max_new_tokens,
-            eos_id=tokenizer.eos_id,
-            dtype=config.sampler.dtype,
-            kv_dtype=config.sampler.kv_dtype,
-            int8_weights=config.sampler.int8_weights,
-            prefill_buckets=config.sampler.prefill_buckets,
-            prefill_chunk=config.sampler.prefill_chunk,
-            interruption=_interruption(config, tokenizer),
-        ),
+        engine=_engine(config, tokenizer, sampler_mesh),
+    )
+
+
+def assemble_sampler(config: RunConfig, *, top_logprobs: int = 0) -> SamplerSetup:
+    """`assemble` for sampling alone: no trainer is checked or built, and the sampler has all devices to itself.
+
+    `top_logprobs` is the engine's.
+    """
+    config, tokenizer, _, _ = _with_tokenizer(config)
+    mesh = make_mesh(config.sampler.mesh, sampler_devices(jax.devices(), config.sampler.mesh))
+    most = min(top_logprobs, config.model.vocab_size)
+    return SamplerSetup(config, tokenizer, _engine(config, tokenizer, mesh, top_logprobs=most))
+
+
+def _with_tokenizer(config: RunConfig) -> tuple[RunConfig, Tokenizer, list[Problem], list[Problem]]:
+    """The configuration with the model's shape filled in, the tokenizer that gives it, train and held-out problems."""
+    data = config.data
+    train, heldout = split_problems(
+        data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed
+    )
+    tokenizer = _tokenizer(config, train)
+    config = config.model_copy(update={"model": _model(config.model, tokenizer)})
+    _check_context(config)
+    return config, tokenizer, train, heldout
+
+
+def _engine(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, *, top_logprobs: int = 0) -> PolicyEngine:
+    return PolicyEngine(
+        config.model,
+        mesh=mesh,
+        slots=config.sampler.slots,
+        decode_steps=config.sampler.decode_steps,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        max_new_tokens=config.rollout.max_new_tokens,
+        eos_id=tokenizer.eos_id,
+        dtype=config.sampler.dtype,
+        kv_dtype=config.sampler.kv_dtype,
+        int8_weights=config.sampler.int8_weights,
+        prefill_buckets=config.sampler.prefill_buckets,
+        prefill_chunk=config.sampler.prefill_chunk,
+        interruption=_interruption(config, tokenizer),
+        top_logprobs=top_logprobs,
     )
 
 
@@ -116,12 +144,14 @@ def _interruption(config: RunConfig, tokenizer: Tokenizer) -> Interruption | Non
     return Interruption(phrase, tuple(encode_trusted(tokenizer, how.end_of_thinking or "")))
 
 
-def initial_params(setup: Setup) -> Params | None:
-    """The weights `model.init` names, on the trainer's mesh or as numpy arrays; None for a random start."""
+def initial_params(setup: SamplerSetup) -> Params | None:
+    """The weights `model.init` names, or None for a random start: on the trainer's mesh, or the sampler's where there
+    is no trainer, or as numpy arrays."""
     model = setup.config.model
     if model.init is None:
         return None
-    places = param_shardings(setup.trainer_mesh, logical_axes(model), abstract_params(model))
+    mesh = setup.trainer_mesh if isinstance(setup, Setup) else setup.engine.mesh
+    places = param_shardings(mesh, logical_axes(model), abstract_params(model))
     return initial_weights(model.init, model.param_dtype, places)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm import config as config_room
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
-from jaxrl_llm.cli.assemble import Setup, assemble, initial_params
+from jaxrl_llm.cli.assemble import SamplerSetup, assemble_sampler, initial_params
 from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sampler.scheduler import Scheduler
@@ -24,7 +24,7 @@ _CHECKPOINT = re.compile(r"step_(\d{8,})(?:\.\d+)?")
 class Policy:
     """`version` is the step of the checkpoint, 0 for weights that are no checkpoint's; `origin` says it in words."""
 
-    setup: Setup
+    setup: SamplerSetup
     params: Params
     version: int
     origin: str
@@ -43,11 +43,14 @@ class Policy:
         )
 
 
-def open_policy(target: Path, overrides: Sequence[str], run_dir: Path | None, *, random_weights: bool) -> Policy:
+def open_policy(
+    target: Path, overrides: Sequence[str], run_dir: Path | None, *, random_weights: bool, top_logprobs: int = 0
+) -> Policy:
     """The policy that `target` names: a YAML file, a run directory, or a checkpoint directory of one.
 
     Its weights come from the newest checkpoint that verifies of `run_dir` (or of `target`, if that is a run), from
     that very checkpoint if one is named, or else from `model.init`; random ones only if they are asked for.
+    `top_logprobs` is the engine's.
     Raises UserError if there are none, or if they are not those of this configuration.
     """
     if target.is_dir():
@@ -57,7 +60,7 @@ def open_policy(target: Path, overrides: Sequence[str], run_dir: Path | None, *,
         target = _run_of(target)[0] / "config.yaml"
     config = config_room.load(target, overrides)
     configure_jax(config.device)
-    setup = assemble(config)
+    setup = assemble_sampler(config, top_logprobs=top_logprobs)
     if random_weights:
         params = jax.tree.map(np.asarray, init_params(setup.config.model, setup.config.seed))
         return Policy(setup, params, 0, f"random weights of seed {setup.config.seed}")
@@ -80,7 +83,7 @@ def _run_of(path: Path) -> tuple[Path, int | None]:
     return (path.parent if path.name == "checkpoints" else path), None
 
 
-def _from_run(setup: Setup, path: Path) -> Policy:
+def _from_run(setup: SamplerSetup, path: Path) -> Policy:
     run_dir, step = _run_of(path)
     store = CheckpointStore(run_dir / "checkpoints", keep=1)
     steps = store.steps() if step is None else [step]
@@ -95,7 +98,7 @@ def _from_run(setup: Setup, path: Path) -> Policy:
             reasons.append(str(error))
             logging.getLogger(__name__).warning("%s", error)
             continue
-        if theirs != setup.fingerprints["tokenizer"]:
+        if theirs != setup.tokenizer.fingerprint:
             raise UserError(
                 f"the checkpoint of step {step} in {run_dir} was trained with another tokenizer than this "
                 f"configuration builds; sample it with its own configuration, {run_dir / 'config.yaml'}"
