@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ from jaxrl_llm.text.chat import encode_trusted, render_prompt_ids
 from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxrl_llm.text.hf_tokenizer import load_hf
 from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
-from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.text.tokenizer import Tokenizer, WithSpareIds
 from jaxrl_llm.types import Params, PromptTask, UserError
 
 
@@ -107,6 +107,8 @@ def _with_tokenizer(config: RunConfig) -> tuple[RunConfig, Tokenizer, list[Probl
     )
     tokenizer = _tokenizer(config, train)
     config = config.model_copy(update={"model": _model(config.model, tokenizer)})
+    if config.model.vocab_size > tokenizer.vocab_size:
+        tokenizer = cast(Tokenizer, WithSpareIds(tokenizer, config.model.vocab_size))
     _check_context(config)
     return config, tokenizer, train, heldout
 

@@ -45,7 +45,7 @@ def serve_policy(policy: Policy, access: Access, options: ServeOptions, say: Cal
             while not service.started.done():
                 if stop.wait(_START_LOOK_S):
                     break
-            else:
+            if service.health.ready:
                 for line in _lines(listening, access, options.name):
                     say(line)
             while service.health.live and not stop.wait(_LOOK_S):

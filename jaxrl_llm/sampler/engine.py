@@ -82,7 +82,7 @@ class PolicyEngine(Engine):
         ended for the caller to refill them.
       max_prompt_tokens, max_new_tokens: a slot's cache holds their sum.
       eos_id: the token that ends a completion; it is the completion's last token.
-      dtype: of the engine's copy of the weights and of what it computes with.
+      dtype: of the engine's copy of the weights; activations have the model's `compute_dtype`.
       kv_dtype: of the cache; int8 keeps a float32 scale per head and position. None is `dtype`.
       int8_weights: quantise the layers' matrices. Like an int8 cache it makes the sampler another policy than the
         trainer's, by as much as the mismatch metrics then say.

@@ -281,4 +281,5 @@ def _tail_width(interruption: Interruption | None) -> int:
 
 def slot_shardings(per_slot: Any) -> tuple[Slots, Report]:
     """Slots and their report with the same sharding at every leaf."""
-    return tuple(kind(**dict.fromkeys(kind.__dataclass_fields__, per_slot)) for kind in (Slots, Report))
+    slots, report = (dict.fromkeys(kind.__dataclass_fields__, per_slot) for kind in (Slots, Report))
+    return Slots(**slots), Report(**report)

@@ -77,7 +77,8 @@ def http_app(served: Served, access: Access, *, max_calls: int) -> ASGIApp:
             except BaseException:
                 reply.close()
                 raise
-            return JSONResponse(result.whole())
+            # Thousands of alternatives take a while to write down.
+            return await asyncio.to_thread(lambda: JSONResponse(result.whole()))
 
         return answer
 

@@ -84,6 +84,7 @@ class Answer:
 
     def __init__(self, asked: Asked, tokenizer: Tokenizer, *, chat: bool):
         self.asked, self._tokenizer, self._chat = asked, tokenizer, chat
+        self._texts: dict[int, str] = {}  # of single tokens: alternatives name the same ones again and again
         self.choices = [Choice(asked, index, tokenizer) for index in range(len(asked.requests))]
         kind = "chat.completion" if chat else "text_completion"
         self._head = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
@@ -168,7 +169,9 @@ class Answer:
         return {"tokens": texts, "token_logprobs": shown.logprobs, "top_logprobs": top, "text_offset": offsets}
 
     def _text(self, id: int) -> str:
-        return self._tokenizer.decode([id])
+        if id not in self._texts:
+            self._texts[id] = self._tokenizer.decode([id])
+        return self._texts[id]
 
     def _entry(self, id: int, logprob: float | None) -> dict[str, Any]:
         return {"token": self._text(id), "logprob": logprob, "bytes": None}

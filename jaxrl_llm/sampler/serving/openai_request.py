@@ -170,7 +170,7 @@ def read_completion(body: Mapping[str, Any], tokenizer: Tokenizer, limits: Limit
     longest = asked.max_tokens if asked.max_tokens is not None else min(16, limits.max_new_tokens)
     if longest == 0 and not asked.echo:
         raise RefusedFieldError("max_tokens", "is 0, which only makes sense with echo")
-    texts, prompts = _prompts(asked.prompt, tokenizer)
+    texts, prompts = _prompts(asked.prompt, tokenizer, limits)
     return _asked(asked, prompts, longest, logprobs, texts if asked.echo else None, limits)
 
 
@@ -228,7 +228,7 @@ def _validate(kind: type[Any], body: Mapping[str, Any]) -> Any:
         raise RefusedFieldError(field, f"{first['msg']}{f' (at {where})' if where else ''}") from None
 
 
-def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[list[str], list[list[int]]]:
+def _prompts(prompt: Any, tokenizer: Tokenizer, limits: Limits) -> tuple[list[str], list[list[int]]]:
     """(texts, ids) of a prompt in any of its four forms."""
     if isinstance(prompt, str):
         many: Sequence[Any] = [prompt]
@@ -236,6 +236,8 @@ def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[list[str], list[list[in
         many = [prompt] if prompt and isinstance(prompt[0], int) else prompt
     if not many:
         raise RefusedFieldError("prompt", "holds no prompt")
+    if len(many) > limits.max_choices:
+        raise RefusedFieldError("prompt", f"holds {len(many)} prompts, more than the {limits.max_choices} of one call")
     texts, ids = [], []
     for one in many:
         if isinstance(one, str):
