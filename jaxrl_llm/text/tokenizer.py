@@ -78,6 +78,8 @@ class WithSpareIds:
         self._tokenizer, self.vocab_size = tokenizer, vocab_size
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a copy asks before it has anything to ask
+            raise AttributeError(name)
         return getattr(self._tokenizer, name)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:

@@ -199,6 +199,18 @@ def test_versions_only_go_up(engine, params):
     assert set(run(scheduler, [request([5], new=3)])[0].versions_T) == {9}
 
 
+def test_a_refused_version_changes_nothing(engine, params, other_params):
+    scheduler = Scheduler(engine, params, version=5)
+    for version, words in ((5, "only go up"), (-1, "only go up"), (2**31, "2147483647"), (2**40, "2147483647")):
+        with pytest.raises(UserError, match=words):
+            scheduler.update_weights(other_params, version)
+    (completion,) = run(scheduler, [request([5, 6])])
+    assert set(completion.versions_T) == {5}
+    np.testing.assert_array_equal(
+        completion.logprobs_T, run(Scheduler(engine, params), [request([5, 6])])[0].logprobs_T
+    )
+
+
 def test_weights_that_are_not_finite_are_noticed(engine, params):
     broken = params | {"final_norm": params["final_norm"] * np.nan}
     scheduler = Scheduler(engine, broken)
