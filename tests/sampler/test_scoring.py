@@ -79,12 +79,10 @@ def test_a_prompts_scores_are_the_trainers(long_engine, params):
 
 
 def test_scores_come_in_pieces_whose_logits_fit(params, monkeypatch):
-    # 7 places at a time, which divides neither a bucket nor a chunk.
+    # 7 places at a time, which does not divide the bucket.
     monkeypatch.setattr(engine_module, "_SCORE_LOGITS", 7 * CONFIG.vocab_size)
-    small = make_engine(
-        LONG, max_prompt_tokens=22, max_new_tokens=2, prefill_chunk=10, prefill_buckets=(10,), top_logprobs=2
-    )
-    given = prompts()
+    small = make_engine(LONG, max_prompt_tokens=10, max_new_tokens=2, prefill_buckets=(10,), top_logprobs=2)
+    given = [prompt for prompt in prompts() if len(prompt) <= 10]
     completions = run(Scheduler(small, params), [scored(request(p, new=1), 2) for p in given])
     for prompt, completion, wanted in zip(given, completions, everything(params, given), strict=False):
         assert_places(
