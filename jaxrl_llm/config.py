@@ -455,15 +455,30 @@ class SamplerConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW with a constant rate after a linear warm-up."""
+    """What an update is made of, and the rate: warm-up, constant, decay."""
 
+    kind: Literal["adamw", "adafactor", "muon"] = Field(
+        "adamw",
+        description="adamw; adafactor: factored second moments, no momentum (arXiv:1804.04235); muon: orthogonalised momentum for the layers' matrices, adamw for the rest",
+    )
     lr: Float = Field(5e-7, ge=0, description="learning rate")
+    lr_batch: Int | None = Field(
+        None,
+        gt=0,
+        description="completions per update that lr is meant for: with B of them the rate is lr sqrt(B / lr_batch) (IsoCompute: 1e-6 at 1024); null is lr as it stands",
+    )
     warmup_steps: Int = Field(100, ge=0, description="steps over which the rate grows linearly from 0")
-    decay_steps: Int = Field(0, ge=0, description="last steps of the run over which the rate falls linearly to 0")
-    b1: Float = Field(0.9, ge=0, lt=1, description="AdamW beta 1")
-    b2: Float = Field(0.95, ge=0, lt=1, description="AdamW beta 2")
-    eps: Float = Field(1e-15, gt=0, description="AdamW epsilon")
-    weight_decay: Float = Field(0.01, ge=0, description="AdamW weight decay, on matrices only")
+    decay_steps: Int = Field(0, ge=0, description="last steps of the run over which the rate falls to lr_floor")
+    decay_shape: Literal["linear", "cosine"] = Field("linear", description="how the rate falls")
+    lr_floor: Float = Field(0.0, ge=0, le=1, description="share of the rate that decay ends with")
+    b1: Float = Field(0.9, ge=0, lt=1, description="adamw: beta 1; muon: beta 1 of adamw for the rest")
+    b2: Float = Field(0.95, ge=0, lt=1, description="adamw: beta 2; muon: beta 2 of adamw for the rest")
+    eps: Float = Field(1e-15, gt=0, description="adamw: epsilon")
+    momentum: Float = Field(0.95, ge=0, lt=1, description="muon: momentum, in Nesterov's form")
+    moment_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype of adamw's first moment and of muon's momentum"
+    )
+    weight_decay: Float = Field(0.01, ge=0, description="decoupled weight decay, on matrices only")
     clip_norm: Float | None = Field(None, gt=0, description="clip gradients to this global norm; null turns it off")
 
 
@@ -478,6 +493,10 @@ class TrainConfig(Section):
     mesh: dict[str, Int] = Field(
         {"data": 1, "fsdp": 1, "tensor": 1},
         description="trainer's mesh axes: data, fsdp, tensor; one of them may be -1",
+    )
+    share_prompts: Bool = Field(
+        False,
+        description="compute a prompt once for all its completions in one row, which attend to it; the same loss and gradient with fewer tokens",
     )
     remat: Bool = Field(False, description="recompute each layer's activations in the backward pass")
     head_chunk: Int = Field(512, gt=0, description="tokens whose [vocabulary] logits exist at once")

@@ -1,11 +1,12 @@
 """Held-out evaluation pinned to one version, and the sampler-trainer mismatch measured on its completions."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from jax import Array
 
-from jaxrl_llm.rollout.batching import Document, RowShape, pack
+from jaxrl_llm.rollout.rows import Document, RowShape, pack
 from jaxrl_llm.rollout.worker import Environment, Scheduler
 from jaxrl_llm.types import Completion, EpisodeGroup, Params, PromptTask, SampleRequest, Sampling
 
@@ -57,7 +58,7 @@ def mismatch(
         for group in groups
         for c in (episode.completion for episode in group.episodes)
     ]
-    batch = pack(documents, shape)
+    batch = pack(documents, replace(shape, share_prompts=False))
     trainer = score(params, batch.tokens[0], batch.targets[0], batch.positions[0], batch.segment_ids[0])
     difference = np.abs(np.asarray(trainer) - batch.behavior_logprobs[0])[batch.token_weights[0] > 0]
     return float(difference.max()), float(difference.mean())

@@ -189,6 +189,7 @@ class TrainBatch:
 
     Several updates in one step put one more axis K in front of every array; each update is then one optimizer batch.
     `scores` and `completions` are read where advantages are worked out on the device, and may be None elsewhere.
+    `prefix_ids` is None where no prompts are shared.
     """
 
     tokens: Array  # int32
@@ -201,6 +202,7 @@ class TrainBatch:
     microbatches: Array  # int32 [], how many of the M microbatches hold anything
     scores: Array | None = None  # float32, the completion's reward at each of its tokens
     completions: Array | None = None  # int32, 1 + group * siblings + sibling of the completion, 0 elsewhere
+    prefix_ids: Array | None = None  # int32, the segment of the row that holds the prompt shared by this one, or 0
 
 
 @flax.struct.dataclass

@@ -11,7 +11,8 @@ from jaxrl_llm.cli.algorithm import bind_selection
 from jaxrl_llm.config import RunConfig
 from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.rewards.exact import exact_match
-from jaxrl_llm.rollout.batching import RowShape, pack, select
+from jaxrl_llm.rollout.batching import select
+from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.text.sentencepiece import build_sentencepiece
 from jaxrl_llm.types import Completion, EpisodeGroup, PromptTask
 

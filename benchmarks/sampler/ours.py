@@ -3,45 +3,22 @@
 python benchmarks/sampler/ours.py --preset d256 --slots 64
 """
 
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import numpy as np
+from policy import model_of, random_params
 from roofline import bytes_per_second, products_seconds
-from workload import PRESETS, Work, arguments, report, timed, work_of
+from workload import arguments, report, timed, work_of
 
-from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.sharding import make_mesh
 from jaxrl_llm.types import SampleRequest, Sampling
-
-
-def model_of(work: Work) -> ModelConfig:
-    shape = PRESETS[work.preset]
-    return ModelConfig(
-        layers=shape.layers,
-        d_model=shape.d_model,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        d_ff=shape.d_ff,
-        vocab_size=shape.vocab,
-        rope_theta=shape.rope_theta,
-        max_context=work.prompt_len + work.new,
-    )
-
-
-def random_params(model: ModelConfig):
-    rng = np.random.default_rng(0)
-
-    def leaf(path, abstract):
-        if "norm" in path[-1].key:
-            return np.ones(abstract.shape, np.float32)
-        return 0.02 * rng.standard_normal(abstract.shape, np.float32)
-
-    return jax.tree_util.tree_map_with_path(leaf, abstract_params(model))
 
 
 def main() -> None:

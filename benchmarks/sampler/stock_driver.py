@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "sampler"))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tests" / "sampler")]
 
 import jax
 import numpy as np
 from driver_program import BOS, DriversEngine, decode_all, orchestrator
-from ours import model_of, random_params
+from policy import model_of, random_params
 from workload import arguments, work_of
 
 from jaxrl_llm.sampler.engine import PolicyEngine

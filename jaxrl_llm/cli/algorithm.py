@@ -85,7 +85,9 @@ def critic_optimizer(config: RunConfig) -> optax.GradientTransformation | None:
     """The value head's AdamW: its own rate, no weight decay; None without a critic."""
     if not config.algorithm.critic.enabled:
         return None
-    rates = config.optimizer.model_copy(update={"lr": config.algorithm.critic.lr, "weight_decay": 0.0})
+    rates = config.optimizer.model_copy(
+        update={"lr": config.algorithm.critic.lr, "weight_decay": 0.0, "lr_batch": None}
+    )
     return make_optimizer(rates, total_steps=config.train.steps)
 
 

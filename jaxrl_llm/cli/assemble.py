@@ -29,6 +29,7 @@ from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxrl_llm.text.hf_tokenizer import load_hf
 from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
 from jaxrl_llm.text.tokenizer import Tokenizer, WithSpareIds
+from jaxrl_llm.train.optimizer import for_batch
 from jaxrl_llm.types import Params, PromptTask, UserError
 
 
@@ -64,6 +65,8 @@ class Setup(SamplerSetup):
 def assemble(config: RunConfig) -> Setup:
     """Raises UserError for whatever in the configuration cannot work on this machine's files and devices."""
     check_algorithm(config)
+    completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
+    config = config.model_copy(update={"optimizer": for_batch(config.optimizer, completions)})
     config, tokenizer, train, heldout = _with_tokenizer(config)
     trainer_devices, sampler_devices = split_devices(jax.devices(), config.train.mesh, config.sampler.mesh)
     trainer_mesh = make_mesh(config.train.mesh, trainer_devices)

@@ -16,9 +16,10 @@ from jaxrl_llm.data.prompts import PromptStream
 from jaxrl_llm.evaluate import evaluate, mismatch
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.models.flops import sample_flops, train_flops
-from jaxrl_llm.rollout.batching import RowShape, pack, row_shape, select
+from jaxrl_llm.rollout.batching import select
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.lag import LagSlots
+from jaxrl_llm.rollout.rows import RowShape, pack, row_shape
 from jaxrl_llm.rollout.statistics import pass_rate
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.sampler.scheduler import Scheduler
@@ -45,6 +46,7 @@ def packed_shape(config: RunConfig, documents: int, updates: int = 1) -> RowShap
         length=config.train.row_length,
         rows=config.train.microbatch_rows,
         updates=updates,
+        share_prompts=config.train.share_prompts,
     )
 
 
@@ -81,8 +83,9 @@ def build_train_step(
 
 
 def rl_algorithm(setup: Setup) -> Algorithm:
-    """The configured algorithm; a row holds at most as many documents as shortest prompts fit into it."""
-    shortest = min(len(task.tokens_T) for task in setup.train_tasks)
+    """The configured algorithm; a row holds at most as many segments as shortest prompts fit into it, and where prompts
+    are shared as it has tokens."""
+    shortest = 1 if setup.config.train.share_prompts else min(len(task.tokens_T) for task in setup.train_tasks)
     return bind_algorithm(setup.config, num_segments=1 + setup.config.train.row_length // shortest)
 
 

@@ -8,7 +8,8 @@ from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.join import build_train_step, packed_shape
 from jaxrl_llm.losses.algorithms import bind
 from jaxrl_llm.metrics import RunLog
-from jaxrl_llm.rollout.batching import pack, supervised
+from jaxrl_llm.rollout.batching import supervised
+from jaxrl_llm.rollout.rows import pack
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.loop import plain
 from jaxrl_llm.train.optimizer import make_optimizer

@@ -1,6 +1,6 @@
 """First-fit packing of documents into rows of a fixed length."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -17,6 +17,33 @@ def first_fit(lengths: Sequence[int], row_length: int) -> list[tuple[int, int]]:
             raise ValueError(f"a document of {length} tokens does not fit a row of {row_length}")
         row = int(np.argmax(free >= length))
         places.append((row, row_length - int(free[row])))
+        free[row] -= length
+    return places
+
+
+def shared_fit(
+    prefixes: Sequence[Hashable], shared: Sequence[int], own: Sequence[int], row_length: int
+) -> list[tuple[int, int, int]]:
+    """(row, offset of its own tokens, offset of its prefix) of each document; -1 for a document whose prefix is empty.
+
+    Documents of equal `prefixes` in one row share one copy of it, `shared` tokens before all of their `own`. A document
+    goes into the first row with its prefix and room for the rest, else into the first with room for both. A row that
+    refuses a document is as full as one of `first_fit`'s, so that rows needed keep the bound of `rows_needed`.
+    """
+    free = np.full(len(own), row_length)
+    standing: dict[Hashable, dict[int, int]] = {}  # prefix -> row -> offset
+    places = []
+    for prefix, before, length in zip(prefixes, shared, own, strict=True):
+        if not 0 < before + length <= row_length:
+            raise ValueError(f"a document of {before + length} tokens does not fit a row of {row_length}")
+        rows = standing.setdefault(prefix, {})
+        row = next((row for row in rows if free[row] >= length), None)
+        if row is None:
+            row = int(np.argmax(free >= before + length))
+            if before:
+                rows[row] = row_length - int(free[row])
+                free[row] -= before
+        places.append((row, row_length - int(free[row]), rows.get(row, -1)))
         free[row] -= length
     return places
 

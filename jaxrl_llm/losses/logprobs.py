@@ -1,6 +1,6 @@
 """The float32 head: logits, and log-probabilities with entropy that never hold [N, V] at once.
 
-Suffixes: N flat tokens, D model width, V vocabulary, C chunks, S tokens of one chunk, K shards of N.
+Suffixes: N flat tokens, D model width, V vocabulary, K shards of N, M tokens of one shard, S tokens of one chunk.
 """
 
 import functools
@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 HIGHEST = lax.Precision.HIGHEST
 Precision = lax.Precision | lax.DotAlgorithmPreset
@@ -49,6 +49,7 @@ def token_logprobs(
     temperature: float | Float[Array, ""],
     chunk: int,
     shards: int = 1,
+    wanted_N: Bool[Array, " N"] | None = None,
     precision: Precision = HIGHEST,
     softcap: float | None = None,
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
@@ -60,9 +61,12 @@ def token_logprobs(
     and `head` (the head's gradient is accumulated in float32); `temperature` has no gradient. A token whose two
     outputs are not used adds nothing to any gradient, even if its hidden state is NaN.
 
-    Chunks are strided, so that N sharded in contiguous blocks stays where it is: every device works on its part of
-    every chunk. `chunk` therefore counts the tokens of all devices together. `shards` is the number of blocks N is
-    sharded into (product of its mesh axes): with it, devices add up the head's gradient once instead of once per chunk.
+    With `wanted_N`, only those tokens are worked out: they are brought to the front, and the loop over chunks ends with
+    the last of them. The others' outputs are 0 and have no gradient.
+
+    N may be sharded in contiguous blocks: every device works on its own tokens in every chunk, and nothing moves.
+    `chunk` therefore counts the tokens of all devices together. `shards` is the number of blocks N is sharded into
+    (product of its mesh axes): with it, devices add up the head's gradient once instead of once per chunk.
     It changes no result. A chunk is rounded up to a multiple of it.
 
     Raises ValueError if `chunk` or `shards` is not positive.
@@ -72,25 +76,54 @@ def token_logprobs(
     if shards < 1:
         raise ValueError(f"shards is {shards}; it counts the blocks that N is sharded into and must be at least 1")
     temperature = lax.stop_gradient(jnp.asarray(temperature, jnp.float32))
-    return _token_logprobs(hidden_ND, head_VD, targets_N, temperature, (chunk, shards), precision, softcap)
+    n = hidden_ND.shape[0]
+    per_shard = -(-n // shards)
+    chunks = max(1, -(-per_shard // -(-chunk // shards)))
+    width = -(-per_shard // chunks)
+
+    def blocks(x_N: Array) -> Array:
+        """[N ...] -> [K M ...], a row per shard, padded with zeros to whole chunks."""
+        others = [(0, 0)] * (x_N.ndim - 1)
+        x_KM = jnp.pad(x_N, [(0, per_shard * shards - n), *others]).reshape(shards, per_shard, *x_N.shape[1:])
+        return jnp.pad(x_KM, [(0, 0), (0, width * chunks - per_shard), *others])
+
+    def unblocked(x_KM: Array) -> Array:
+        return x_KM[:, :per_shard].reshape(-1)[:n]
+
+    hidden_KMD, targets_KM, used = blocks(hidden_ND), blocks(targets_N), jnp.int32(chunks)
+    if wanted_N is None:
+        outputs = _token_logprobs(hidden_KMD, head_VD, targets_KM, temperature, used, (width, precision, softcap))
+        return unblocked(outputs[0]), unblocked(outputs[1])
+    wanted_KM = blocks(wanted_N)
+    order_KM = jnp.argsort(~wanted_KM, axis=1, stable=True)
+    used = jnp.max(-(-jnp.sum(wanted_KM, axis=1, dtype=jnp.int32) // width))
+    hidden_KMD = jnp.take_along_axis(hidden_KMD, order_KM[:, :, None], axis=1)
+    targets_KM = jnp.take_along_axis(targets_KM, order_KM, axis=1)
+    outputs = _token_logprobs(hidden_KMD, head_VD, targets_KM, temperature, used, (width, precision, softcap))
+    back_KM = jnp.argsort(order_KM, axis=1)
+
+    def in_place(x_KM: Array) -> Array:
+        return unblocked(jnp.where(wanted_KM, jnp.take_along_axis(x_KM, back_KM, axis=1), 0.0))
+
+    return in_place(outputs[0]), in_place(outputs[1])
 
 
-def _chunked(x_N: Array, chunking: tuple[int, int]) -> Array:
-    """[N, ...] -> [S, C, ...], padded with zeros; chunk c is [:, c]. S is a multiple of the shards."""
-    (chunk, shards), n = chunking, x_N.shape[0]
-    chunks = max(1, -(-n // chunk))
-    size = -(-n // (chunks * shards)) * shards
-    padded = jnp.pad(x_N, [(0, size * chunks - n)] + [(0, 0)] * (x_N.ndim - 1))
-    return padded.reshape(size, chunks, *x_N.shape[1:])
+_Static = tuple[int, Precision, float | None]
+"""(tokens of one shard in one chunk, precision of the head's products, soft cap of the logits)"""
 
 
-def _pick(x_SC: Array, c: Array) -> Array:
-    return lax.dynamic_index_in_dim(x_SC, c, axis=1, keepdims=False)
+def _chunk(x_KM: Array, c: Array, width: int) -> Array:
+    """The c-th chunk of every shard, flat: [S ...] of [K M ...]."""
+    return _flat(lax.dynamic_slice_in_dim(x_KM, c * width, width, axis=1))
 
 
-def _unchunked(y_CS: Array, n: int) -> Array:
-    """Undo `_chunked` on a scan's stacked output [C, S, ...]."""
-    return jnp.swapaxes(y_CS, 0, 1).reshape(-1, *y_CS.shape[2:])[:n]
+def _flat(x_KW: Array) -> Array:
+    return x_KW.reshape(-1, *x_KW.shape[2:])
+
+
+def _put(x_KM: Array, y_S: Array, c: Array, width: int) -> Array:
+    y_KW = y_S.reshape(x_KM.shape[0], width, *x_KM.shape[2:])
+    return lax.dynamic_update_slice_in_dim(x_KM, y_KW, c * width, axis=1)
 
 
 def _is_target(targets_S: Array, vocab: int) -> Array:
@@ -99,46 +132,53 @@ def _is_target(targets_S: Array, vocab: int) -> Array:
     return targets_S[:, None] == jnp.arange(vocab, dtype=targets_S.dtype)[None, :]
 
 
-def _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap):
-    n, vocab = hidden_ND.shape[0], head_VD.shape[0]
+def _forward(hidden_KMD, head_VD, targets_KM, temperature, used, static: _Static):
+    """Log-probabilities, entropies and log-sum-exps [K M]; chunks from `used` on stay 0."""
+    width, precision, softcap = static
     head_VD = head_VD.astype(jnp.float32)
-    hidden_SCD, targets_SC = _chunked(hidden_ND, chunking), _chunked(targets_N, chunking)
 
-    def one_chunk(_, c):
-        logits_SV = soft_cap(project_f32(_pick(hidden_SCD, c), head_VD, precision=precision), softcap) / temperature
+    def one_chunk(c, outputs):
+        logits_SV = project_f32(_chunk(hidden_KMD, c, width), head_VD, precision=precision)
+        logits_SV = soft_cap(logits_SV, softcap) / temperature
         logz_S = jax.nn.logsumexp(logits_SV, axis=-1)
         logp_SV = logits_SV - logz_S[:, None]
         entropy_S = -jnp.sum(jnp.where(logp_SV > -jnp.inf, jnp.exp(logp_SV) * logp_SV, 0.0), axis=-1)
-        logprobs_S = jnp.sum(jnp.where(_is_target(_pick(targets_SC, c), vocab), logp_SV, 0.0), axis=-1)
-        return None, (logprobs_S, entropy_S, logz_S)
+        is_target_SV = _is_target(_chunk(targets_KM, c, width), head_VD.shape[0])
+        logprobs_S = jnp.sum(jnp.where(is_target_SV, logp_SV, 0.0), axis=-1)
+        found = (logprobs_S, entropy_S, logz_S)
+        return tuple(_put(old, new, c, width) for old, new in zip(outputs, found, strict=True))
 
-    _, outputs = lax.scan(one_chunk, None, jnp.arange(hidden_SCD.shape[1]))
-    return tuple(_unchunked(y_CS, n) for y_CS in outputs)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _token_logprobs(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap):
-    logprobs_N, entropy_N, _ = _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap)
-    return logprobs_N, entropy_N
+    nothing_KM = jnp.zeros(targets_KM.shape, jnp.float32)
+    return lax.fori_loop(0, used, one_chunk, (nothing_KM,) * 3)
 
 
-def _token_logprobs_fwd(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap):
-    logprobs_N, entropy_N, logz_N = _forward(hidden_ND, head_VD, targets_N, temperature, chunking, precision, softcap)
-    return (logprobs_N, entropy_N), (hidden_ND, head_VD, targets_N, temperature, entropy_N, logz_N)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _token_logprobs(hidden_KMD, head_VD, targets_KM, temperature, used, static):
+    logprobs_KM, entropy_KM, _ = _forward(hidden_KMD, head_VD, targets_KM, temperature, used, static)
+    return logprobs_KM, entropy_KM
 
 
-def _token_logprobs_bwd(chunking, precision, softcap, saved, cotangents):
-    hidden_ND, head_VD, targets_N, temperature, entropy_N, logz_N = saved
-    (n, d), vocab, shards = hidden_ND.shape, head_VD.shape[0], chunking[1]
+def _token_logprobs_fwd(hidden_KMD, head_VD, targets_KM, temperature, used, static):
+    logprobs_KM, entropy_KM, logz_KM = _forward(hidden_KMD, head_VD, targets_KM, temperature, used, static)
+    saved = (hidden_KMD, head_VD, targets_KM, temperature, used, entropy_KM, logz_KM)
+    return (logprobs_KM, entropy_KM), saved
+
+
+def _token_logprobs_bwd(static, saved, cotangents):
+    width, precision, softcap = static
+    hidden_KMD, head_VD, targets_KM, temperature, used, entropy_KM, logz_KM = saved
+    shards, _, d = hidden_KMD.shape
+    vocab = head_VD.shape[0]
     head_f32_VD = head_VD.astype(jnp.float32)
-    hidden_SCD = _chunked(hidden_ND, chunking)
-    by_chunk = [_chunked(x, chunking) for x in (targets_N, entropy_N, logz_N, *cotangents)]
 
-    def one_chunk(d_head_KVD, c):
-        targets_S, entropy_S, logz_S, d_logprobs_S, d_entropy_S = (_pick(x, c) for x in by_chunk)
+    def one_chunk(c, carry):
+        d_head_KVD, d_hidden_KMD = carry
+        targets_S, entropy_S, logz_S, d_logprobs_S, d_entropy_S = (
+            _chunk(x, c, width) for x in (targets_KM, entropy_KM, logz_KM, *cotangents)
+        )
         # A row nobody differentiates may hold NaN (padding); 0 * NaN would spread into the head.
         live_S1 = ((d_logprobs_S != 0) | (d_entropy_S != 0))[:, None]
-        hidden_SD = jnp.where(live_S1, _pick(hidden_SCD, c).astype(jnp.float32), 0.0)
+        hidden_SD = jnp.where(live_S1, _chunk(hidden_KMD, c, width).astype(jnp.float32), 0.0)
         capped_SV = soft_cap(project_f32(hidden_SD, head_f32_VD, precision=precision), softcap)
         logits_SV = capped_SV / temperature
         logp_SV = logits_SV - logz_S[:, None]
@@ -154,12 +194,12 @@ def _token_logprobs_bwd(chunking, precision, softcap, saved, cotangents):
         # Each shard adds up its own tokens; a plain dot would have all devices agree on [V, D] after every chunk.
         by_shard = [x.reshape(shards, -1, x.shape[-1]) for x in (d_logits_SV, hidden_SD)]
         d_head_KVD += jax.vmap(lambda d, h: _dot_f32(d, h, (0, 0), precision))(*by_shard)
-        return d_head_KVD, _dot_f32(d_logits_SV, head_f32_VD, (1, 0), precision).astype(hidden_ND.dtype)
+        d_hidden_SD = _dot_f32(d_logits_SV, head_f32_VD, (1, 0), precision).astype(hidden_KMD.dtype)
+        return d_head_KVD, _put(d_hidden_KMD, d_hidden_SD, c, width)
 
-    nothing_KVD = jnp.zeros((shards, vocab, d), jnp.float32)
-    d_head_KVD, d_hidden_CSD = lax.scan(one_chunk, nothing_KVD, jnp.arange(hidden_SCD.shape[1]))
-    d_head_VD = d_head_KVD.sum(axis=0).astype(head_VD.dtype)
-    return _unchunked(d_hidden_CSD, n), d_head_VD, None, jnp.zeros_like(temperature)
+    nothing = (jnp.zeros((shards, vocab, d), jnp.float32), jnp.zeros_like(hidden_KMD))
+    d_head_KVD, d_hidden_KMD = lax.fori_loop(0, used, one_chunk, nothing)
+    return d_hidden_KMD, d_head_KVD.sum(axis=0).astype(head_VD.dtype), None, jnp.zeros_like(temperature), None
 
 
 _token_logprobs.defvjp(_token_logprobs_fwd, _token_logprobs_bwd)

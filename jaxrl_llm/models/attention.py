@@ -60,13 +60,19 @@ def _weights(scores: Array, mask: Array, scale: float, softcap: float | None) ->
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
 
 
-def document_mask(segment_ids_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+def document_mask(
+    segment_ids_BT: Int[Array, "B T"], prefix_ids_BT: Int[Array, "B T"] | None = None
+) -> Bool[Array, "B T T"]:
     """Causal attention inside one document of a packed row; segment 0 (padding) sees and is seen by nothing.
 
+    A token with a prefix id also sees that segment, which stands before its own: the prompt that it shares.
     Comes from segment ids, never from token ids: a sampled pad id is a token like any other.
     """
     T = segment_ids_BT.shape[1]
     same = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
+    if prefix_ids_BT is not None:
+        prefix_BT1 = prefix_ids_BT[:, :, None]
+        same |= (prefix_BT1 == segment_ids_BT[:, None, :]) & (prefix_BT1 != 0)
     causal = jnp.tril(jnp.ones((T, T), bool))[None]
     return same & causal & (segment_ids_BT != 0)[:, :, None]
 

@@ -212,11 +212,15 @@ def forward(
     tokens_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
     segment_ids_BT: Int[Array, "B T"],
+    prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
     remat: bool = False,
 ) -> Float[Array, "B T D"]:
-    """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits."""
-    mask, local_mask = document_mask(segment_ids_BT), None
+    """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits.
+
+    `prefix_ids` as in TrainBatch: the segment of a prompt that a token's document shares with others of its row.
+    """
+    mask, local_mask = document_mask(segment_ids_BT, prefix_ids_BT), None
     if config.window is not None:
         local_mask = mask & in_window(positions_BT, positions_BT, config.window)
     rotation, local_rotation = rotations(config, positions_BT)

@@ -1,90 +1,13 @@
-"""From scored groups to one optimizer step's TrainBatch: filters, advantages, token weights, packing, the one shift."""
+"""From scored groups to the documents of one optimizer step: filters, advantages, token weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
 import numpy as np
 
-from jaxrl_llm.data.packing import first_fit, rows_needed
 from jaxrl_llm.losses.advantages import zero_variance
-from jaxrl_llm.types import EpisodeGroup, TrainBatch
-
-
-@dataclass(frozen=True)
-class Document:
-    """One prompt and completion about to be packed. The arrays that end in _C have the completion's length C."""
-
-    prompt_T: np.ndarray
-    completion_C: np.ndarray
-    weights_C: np.ndarray  # token weights, 0 where nothing is trained
-    advantages_C: np.ndarray
-    logprobs_C: np.ndarray  # from the sampler
-    score: float = 0.0  # the completion's reward
-    number: int = 0  # 1 + group * siblings + sibling within the update
-    update: int = 0  # which of the step's updates trains it
-
-
-@dataclass(frozen=True)
-class RowShape:
-    """The fixed shape of a packed batch: [microbatches, rows, length], and how many updates have one each."""
-
-    microbatches: int
-    rows: int
-    length: int
-    updates: int = 1
-
-
-def row_shape(*, documents: int, longest: int, length: int, rows: int, updates: int = 1) -> RowShape:
-    """The smallest shape that always holds `documents` documents of at most `longest` tokens in every update."""
-    return RowShape(-(-rows_needed(documents, longest, length) // rows), rows, length, updates)
-
-
-def pack(documents: Sequence[Document], shape: RowShape) -> TrainBatch:
-    """Documents in rows, shifted once: every [M, B, T] field speaks about `targets`.
-
-    A document of n tokens takes n - 1 places: its last token is nobody's input and its first is nobody's target.
-    Several updates stand one behind the other on a first axis K.
-    """
-    if shape.updates == 1:
-        return _pack_one(documents, shape)
-    parts = [
-        _pack_one([document for document in documents if document.update == update], shape)
-        for update in range(shape.updates)
-    ]
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *parts)
-
-
-def _pack_one(documents: Sequence[Document], shape: RowShape) -> TrainBatch:
-    size = (shape.microbatches * shape.rows, shape.length)
-    ints = {name: np.zeros(size, np.int32) for name in ("tokens", "targets", "positions", "segment_ids", "completions")}
-    floats = {
-        name: np.zeros(size, np.float32) for name in ("token_weights", "advantages", "behavior_logprobs", "scores")
-    }
-    lengths = [len(d.prompt_T) + len(d.completion_C) - 1 for d in documents]
-    places = first_fit(lengths, shape.length)
-    segments = np.zeros(size[0], np.int32)
-    for document, length, (row, start) in zip(documents, lengths, places, strict=True):
-        end = start + length
-        segments[row] += 1
-        ids = np.concatenate([document.prompt_T, document.completion_C])
-        ints["tokens"][row, start:end] = ids[:-1]
-        ints["targets"][row, start:end] = ids[1:]
-        ints["positions"][row, start:end] = np.arange(length)
-        ints["segment_ids"][row, start:end] = segments[row]
-        sampled = slice(end - len(document.completion_C), end)
-        floats["token_weights"][row, sampled] = document.weights_C
-        floats["advantages"][row, sampled] = document.advantages_C
-        floats["behavior_logprobs"][row, sampled] = document.logprobs_C
-        floats["scores"][row, sampled] = document.score
-        ints["completions"][row, sampled] = document.number
-    used = max((row for row, _ in places), default=-1) + 1
-    fields: dict[str, Any] = {
-        name: array.reshape(shape.microbatches, shape.rows, shape.length) for name, array in (ints | floats).items()
-    }
-    fields["microbatches"] = np.int32(-(-used // shape.rows))
-    return TrainBatch(**fields)
+from jaxrl_llm.rollout.rows import Document
+from jaxrl_llm.types import EpisodeGroup
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 
 from jaxrl_llm.metrics import RunLog
-from jaxrl_llm.rollout.batching import RowShape, StepGroups, pack
+from jaxrl_llm.rollout.batching import StepGroups
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.lag import LagSlots
+from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import describe_groups, measure_lag, sampled_tokens
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.train.state import TrainState

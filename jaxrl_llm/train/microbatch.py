@@ -40,16 +40,21 @@ class Scorer:
         tokens_BT: Int[Array, "B T"],
         positions_BT: Int[Array, "B T"],
         segment_ids_BT: Int[Array, "B T"],
+        prefix_ids_BT: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
-        params = self._gathered(params)
-        hidden_BTD = forward(self.model, params, tokens_BT, positions_BT, segment_ids_BT, remat=self.remat)
+        rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
+        hidden_BTD = forward(self.model, self._gathered(params), *rows, remat=self.remat)
         # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
         return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", None, None))))
 
     def logprobs(
-        self, params: Params, hidden_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]
+        self,
+        params: Params,
+        hidden_BTD: Float[Array, "B T D"],
+        targets_BT: Int[Array, "B T"],
+        wanted_BT: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-        """Log-probability of each target and entropy of its distribution, float32, in nats."""
+        """Log-probability of each target and entropy of its distribution, float32, in nats; 0 where not wanted."""
         logprobs_N, entropy_N = token_logprobs(
             hidden_BTD.reshape(-1, self.model.d_model),
             head_weight(self._gathered(params)),
@@ -57,6 +62,7 @@ class Scorer:
             temperature=self.temperature,
             chunk=self.head_chunk,
             shards=self.mesh.shape["data"] * self.mesh.shape["fsdp"],
+            wanted_N=None if wanted_BT is None else wanted_BT.reshape(-1),
             softcap=self.model.final_softcap,
         )
         return logprobs_N.reshape(targets_BT.shape), entropy_N.reshape(targets_BT.shape)
@@ -70,7 +76,8 @@ class Scorer:
 
 
 def _hidden(scorer: Scorer, params: Params, micro: Mapping[str, Array]) -> Float[Array, "B T D"]:
-    return scorer.hidden(params, micro["tokens"], micro["positions"], micro["segment_ids"])
+    rows = (micro["tokens"], micro["positions"], micro["segment_ids"], micro.get("prefix_ids"))
+    return scorer.hidden(params, *rows)
 
 
 def _values(head: Params, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T"]:
@@ -90,14 +97,15 @@ def look_back(
     old_logprobs, old_values (with a critic), reference_logprobs (with a reference).
     """
     seen = {}
+    trained_BT = micro["token_weights"] != 0
     if algorithm.looks_back:
         hidden_BTD = _hidden(scorer, params, micro)
-        seen["old_logprobs"], _ = scorer.logprobs(params, hidden_BTD, micro["targets"])
+        seen["old_logprobs"], _ = scorer.logprobs(params, hidden_BTD, micro["targets"], trained_BT)
         if value_head is not None:
             seen["old_values"] = _values(value_head, hidden_BTD)
     if reference is not None:
         hidden_BTD = _hidden(scorer, reference, micro)
-        seen["reference_logprobs"], _ = scorer.logprobs(reference, hidden_BTD, micro["targets"])
+        seen["reference_logprobs"], _ = scorer.logprobs(reference, hidden_BTD, micro["targets"], trained_BT)
     return seen
 
 
@@ -130,9 +138,9 @@ def microbatch_loss(
     """
     params, value_head = trained
     hidden_BTD = _hidden(scorer, params, micro)
-    logprobs_BT, entropy_BT = scorer.logprobs(params, hidden_BTD, micro["targets"])
     weights_BT = micro["token_weights"]
     mask_BT = weights_BT != 0
+    logprobs_BT, entropy_BT = scorer.logprobs(params, hidden_BTD, micro["targets"], mask_BT)
     old_BT, reference_BT = micro.get("old_logprobs"), micro.get("reference_logprobs")
     segments = (micro["segment_ids"], algorithm.num_segments) if algorithm.num_segments else (None, None)
     arrays = (logprobs_BT, micro["behavior_logprobs"], old_BT, micro["advantages"], mask_BT, *segments)

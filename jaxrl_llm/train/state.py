@@ -68,15 +68,30 @@ def abstract_state(
     placed = param_shardings(mesh, logical_axes(model), params)
     whole: Any = replicated(mesh)
     opt_state = jax.eval_shape(lambda p: optimizer.init(as_float32(p)), params)
-    # Optimizer leaves shaped like parameters live where these live; counts and the like are on every device.
-    opt_placed = optax.tree.map_params(
-        optimizer.init, lambda _, sharding: sharding, opt_state, placed, transform_non_params=lambda _: whole
-    )
+    opt_placed = _beside_params(opt_state, params, placed, whole)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     beside = jax.eval_shape(lambda: _beside(model, critic, adapts_entropy))
     abstract = TrainState(step, params, opt_state, *beside)
     shardings = TrainState(whole, placed, opt_placed, *jax.tree.map(lambda _: whole, beside))
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+
+
+def _beside_params(opt_state: Any, params: Params, placed: Params, whole: Any) -> Any:
+    """Optimizer leaves that have a parameter's name and shape live where it lives; counts, factors and the like are on
+    every device."""
+
+    def name(path):
+        return jax.tree_util.keystr([key for key in path if isinstance(key, jax.tree_util.DictKey)])
+
+    leaves = zip(jax.tree.leaves_with_path(params), jax.tree.leaves(placed), strict=True)
+    homes = {(name(path), x.shape): sharding for (path, x), sharding in leaves}
+
+    def home(path, x):
+        # A partition of optimizers has names of its own in front.
+        names = (name(path[start:]) for start in range(len(path)))
+        return next((homes[each, x.shape] for each in names if (each, x.shape) in homes), whole)
+
+    return jax.tree_util.tree_map_with_path(home, opt_state)
 
 
 def _beside(

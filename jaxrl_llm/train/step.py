@@ -115,7 +115,8 @@ def make_train_step(
     rows: Any = rows_sharding(mesh, leading=2 if algorithm.updates > 1 else 1)
     whole: Any = replicated(mesh)
     names = _ROW_FIELDS + (_CREDIT_FIELDS if algorithm.credit is not None else ())
-    batch_shardings = TrainBatch(**dict.fromkeys(_ROW_FIELDS + _CREDIT_FIELDS, rows), microbatches=whole)
+    placed = dict.fromkeys((*_ROW_FIELDS, *_CREDIT_FIELDS, "prefix_ids"), rows)
+    batch_shardings = TrainBatch(**placed, microbatches=whole)
     scorer = Scorer(model, mesh, temperature, head_chunk, remat)
     unsaved = replace(scorer, remat=False)  # what is never differentiated saves no activations anyway
     optimizer = optax.with_extra_args_support(optimizer)
@@ -193,6 +194,8 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: TrainBatch, frozen: Params | None) -> tuple[TrainState, Metrics]:
         fields = {name: getattr(batch, name) for name in names}
+        if batch.prefix_ids is not None:
+            fields["prefix_ids"] = batch.prefix_ids
         state = replace(state, step=state.step + 1)
         if algorithm.updates == 1:
             part = looked_back(state, frozen, fields, batch.microbatches)

@@ -9,7 +9,8 @@ import optax
 from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection, check_algorithm
 from jaxrl_llm.config import RunConfig, validate
 from jaxrl_llm.models.transformer import abstract_params
-from jaxrl_llm.rollout.batching import RowShape, pack, select
+from jaxrl_llm.rollout.batching import select
+from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.sharding import make_mesh
 from jaxrl_llm.train.algorithm import AdaptiveEntropy
 from jaxrl_llm.train.state import abstract_state, state_from_params
@@ -42,13 +43,13 @@ def weights(config: RunConfig, seed: int = 0):
     return jax.tree_util.tree_map_with_path(draw, abstract_params(config.model))
 
 
-def groups(config: RunConfig, seed: int = 0, rewards=None) -> list[EpisodeGroup]:
+def groups(config: RunConfig, seed: int = 0, rewards=None, prompt: int = PROMPT) -> list[EpisodeGroup]:
     """Groups of random completions of 1 to LONGEST tokens; rewards are 1 and -1 unless given as [P, G]."""
     rng, made = np.random.default_rng(seed), []
     shape = (config.rollout.prompts_per_step, config.rollout.group_size)
     rewards = rng.choice([-1.0, 1.0], size=shape) if rewards is None else np.asarray(rewards)
     for p in range(shape[0]):
-        task = PromptTask(f"task{p}", rng.integers(0, VOCAB, PROMPT).astype(np.int32), "p", "a")
+        task = PromptTask(f"task{p}", rng.integers(0, VOCAB, prompt).astype(np.int32), "p", "a")
         episodes = []
         for g in range(shape[1]):
             n = int(rng.integers(1, LONGEST + 1))
@@ -68,7 +69,8 @@ class Tiny:
 
     def __init__(self, config: RunConfig, *, rate: float, reference=None, axes=None, optimizer=None):
         self.config, self.optimizer = config, optimizer or optax.sgd(rate)
-        self.algorithm = bind_algorithm(config, num_segments=1 + config.train.row_length // PROMPT)
+        shortest = 1 if config.train.share_prompts else PROMPT
+        self.algorithm = bind_algorithm(config, num_segments=1 + config.train.row_length // shortest)
         if self.algorithm.critic is not None:
             critic = replace(self.algorithm.critic, optimizer=self.optimizer)
             self.algorithm = replace(self.algorithm, critic=critic)
@@ -106,7 +108,11 @@ class Tiny:
         rollout, train = self.config.rollout, self.config.train
         documents = rollout.prompts_per_step * rollout.group_size // self.algorithm.updates
         return RowShape(
-            -(-documents // train.microbatch_rows), train.microbatch_rows, train.row_length, self.algorithm.updates
+            -(-documents // train.microbatch_rows),
+            train.microbatch_rows,
+            train.row_length,
+            self.algorithm.updates,
+            train.share_prompts,
         )
 
     def batch(self, groups):

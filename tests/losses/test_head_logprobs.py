@@ -40,8 +40,10 @@ def by_hand(hidden_ND, head_VD, targets_N, weights_2N, temperature):
 
 @functools.cache
 def compiled(chunk, shards=1):
-    def weighted(hidden_ND, head_VD, targets_N, weights_2N, temperature):
-        outputs = token_logprobs(hidden_ND, head_VD, targets_N, temperature=temperature, chunk=chunk, shards=shards)
+    def weighted(hidden_ND, head_VD, targets_N, weights_2N, temperature, wanted_N=None):
+        outputs = token_logprobs(
+            hidden_ND, head_VD, targets_N, temperature=temperature, chunk=chunk, shards=shards, wanted_N=wanted_N
+        )
         return jnp.sum(weights_2N * jnp.stack(outputs)), outputs
 
     return jax.jit(jax.value_and_grad(weighted, (0, 1), has_aux=True))
@@ -71,6 +73,20 @@ def test_gradient_is_that_of_finite_differences():
         move[place] = step
         slope = (objective(hidden_ND + move) - objective(hidden_ND - move)) / (2 * step)
         np.testing.assert_allclose(d_hidden_ND[place], slope, atol=1e-5)
+
+
+@pytest.mark.parametrize(("chunk", "shards"), [(4, 1), (5, 2)])
+@pytest.mark.parametrize("wanted", [(), (0,), (12,), (1, 2, 5, 6, 11), range(N)])
+def test_only_wanted_tokens_are_worked_out_and_they_come_out_the_same(chunk, shards, wanted):
+    hidden_ND, head_VD, targets_N, weights_2N = draw()
+    wanted_N = np.isin(np.arange(N), list(wanted))
+    values, gradients = by_hand(hidden_ND, head_VD, targets_N, weights_2N * wanted_N, 1.0)
+    hidden_ND[~wanted_N] = np.nan  # what nobody wants cannot hurt
+    (_, found), found_gradients = compiled(chunk, shards)(hidden_ND, head_VD, targets_N, weights_2N, 1.0, wanted_N)
+    for got, all_of_them in zip(found, values, strict=True):
+        np.testing.assert_allclose(got, np.where(wanted_N, all_of_them, 0.0), rtol=1e-5, atol=2e-5)
+    for got, expected in zip(found_gradients, gradients, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
 
 
 def test_temperature_has_no_gradient():
@@ -181,13 +197,15 @@ def test_sharded_equals_unsharded(cpu_devices, shape, head_spec):
     arrays = draw(n=64, v=40)
     specs = (P("data", None), head_spec, P("data"), P(None, "data"))
     placed = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)]
-    program = compiled(16, shape[0]).lower(*placed, 0.8).compile()
-    (_, values), gradients = program(*placed, 0.8)
-    (_, plain), plain_gradients = compiled(16)(*arrays, 0.8)
+    wanted = (np.arange(64) % 3 == 0) | (np.arange(64) < 16)
+    rest = (0.8, jax.device_put(wanted, NamedSharding(mesh, P("data"))))
+    program = compiled(16, shape[0]).lower(*placed, *rest).compile()
+    (_, values), gradients = program(*placed, *rest)
+    (_, plain), plain_gradients = compiled(16)(*arrays, 0.8, wanted)
     for got, wanted in zip((*values, *gradients), (*plain, *plain_gradients), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
     if head_spec == P():
-        # Chunks are strided: no device asks another for hidden states.
+        # Every device sorts and works on its own tokens: none asks another for hidden states.
         for moved in ("all-gather", "all-to-all", "collective-permute"):
             assert moved not in program.as_text()
         # The head's gradient is added up across devices once, after the loop over chunks.

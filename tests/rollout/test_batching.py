@@ -10,7 +10,8 @@ from jaxrl_llm.data.packing import first_fit, rows_needed
 from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.losses.advantages import centre, normalise
 from jaxrl_llm.losses.aggregate import completion_weights
-from jaxrl_llm.rollout.batching import RowShape, Selection, pack, row_shape, select, supervised
+from jaxrl_llm.rollout.batching import Selection, select, supervised
+from jaxrl_llm.rollout.rows import RowShape, pack, row_shape
 from jaxrl_llm.rollout.statistics import describe_groups
 from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PromptTask, Reward
 

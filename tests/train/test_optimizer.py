@@ -3,8 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.config import OptimizerConfig
-from jaxrl_llm.train.optimizer import decayed, learning_rate, make_optimizer
+from jaxrl_llm.config import ModelConfig, OptimizerConfig
+from jaxrl_llm.models.transformer import abstract_params
+from jaxrl_llm.sharding import make_mesh
+from jaxrl_llm.train.optimizer import decayed, for_batch, learning_rate, make_optimizer, matrix_axes
+from jaxrl_llm.train.state import abstract_state
 
 
 def rates(config, steps, total_steps):
@@ -28,6 +31,24 @@ def test_decay_mirrors_the_warm_up():
     # Overlapping ramps: the smaller counts.
     config = OptimizerConfig(lr=0.8, warmup_steps=4, decay_steps=4)
     np.testing.assert_allclose(rates(config, range(1, 6), 5), [0.2, 0.4, 0.6, 0.4, 0.2], rtol=1e-6)
+
+
+def test_cosine_decay_and_its_floor_worked_by_hand():
+    config = OptimizerConfig(lr=1.0, warmup_steps=0, decay_steps=4, decay_shape="cosine", lr_floor=0.2)
+    # (1 + cos(pi (1 - x))) / 2 at x = 1, 3/4, 1/2, 1/4, 0, then .2 + .8 of it
+    shares = [1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0]
+    np.testing.assert_allclose(rates(config, range(5, 10), 8), [0.2 + 0.8 * x for x in shares], rtol=1e-6)
+    linear = config.model_copy(update={"decay_shape": "linear"})
+    np.testing.assert_allclose(rates(linear, range(5, 10), 8), [1.0, 0.8, 0.6, 0.4, 0.2], rtol=1e-6)
+
+
+def test_the_rate_grows_with_the_root_of_the_batch():
+    # IsoCompute: 1e-6 sqrt(B / 1024); 512 completions give 7.07e-7
+    config = OptimizerConfig(lr=1e-6, lr_batch=1024, warmup_steps=0)
+    np.testing.assert_allclose(rates(for_batch(config, 512), [3], 10), [7.0710678e-7], rtol=1e-6)
+    assert for_batch(OptimizerConfig(lr=0.3), 512).lr == 0.3
+    with pytest.raises(ValueError, match="lr 1e-06 is meant for 1024 completions"):
+        rates(config, [3], 10)
 
 
 def test_only_matrices_decay():
@@ -84,3 +105,74 @@ def test_a_tiny_gradient_is_not_lost_in_epsilon():
     params = {"w": jnp.zeros(2)}
     updates, _ = optimizer.update({"w": jnp.array([1e-9, -1.0])}, optimizer.init(params), params, step=jnp.int32(1))
     np.testing.assert_allclose(updates["w"], [-1.0, 1.0], rtol=1e-5)
+
+
+MODEL = ModelConfig(layers=2, d_model=16, heads=4, kv_heads=2, head_dim=8, d_ff=24, vocab_size=20)
+
+
+def drawn(seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), abstract_params(MODEL))
+
+
+def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw():
+    config = OptimizerConfig(kind="muon", lr=1.0, warmup_steps=0, weight_decay=0.0)
+    params, gradients = drawn(0), drawn(1)
+    optimizer, adamw = (
+        make_optimizer(config.model_copy(update={"kind": kind}), total_steps=9) for kind in ("muon", "adamw")
+    )
+    moved, _ = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p, step=1))(gradients, params)
+    plain, _ = jax.jit(lambda g, p: adamw.update(g, adamw.init(p), p, step=1))(gradients, params)
+    for name in ("embed", "final_norm"):
+        np.testing.assert_allclose(moved[name], plain[name], rtol=1e-6)
+    sides = {"q": (16, 32), "k": (16, 16), "o": (32, 16), "gate": (16, 24), "down": (24, 16)}
+    for name, (inputs, outputs) in sides.items():
+        for layer in range(MODEL.layers):
+            matrix = np.asarray(moved["layers"][name][layer]).reshape(inputs, outputs)
+            gradient = np.asarray(gradients["layers"][name][layer]).reshape(inputs, outputs)
+            u, singular, vt = np.linalg.svd(gradient, full_matrices=False)
+            scale = 0.2 * np.sqrt(max(inputs, outputs))
+            # Five Newton-Schulz steps bring singular values near 1 (the published range), and turn nothing.
+            found = -np.einsum("ik,ij,kj->k", u, matrix / scale, vt)
+            assert ((found > 0.6) & (found < 1.25)).all(), (name, singular)
+            np.testing.assert_allclose(-(matrix / scale), u * found @ vt, atol=2e-3)
+
+
+def test_every_layer_matrix_has_inputs_and_outputs():
+    axes = matrix_axes(abstract_params(MODEL))
+    assert (axes["layers"]["o"], axes["layers"]["q"]) == (((1, 2), (3,)), ((1,), (2, 3)))
+    assert {name for name, pair in axes["layers"].items() if pair is None} == {"attn_norm", "mlp_norm"}
+    assert axes["embed"] is None
+
+
+def test_adafactor_is_its_formula():
+    # First step, small matrix, not factored: v = g^2, so the direction is the sign, whose root mean square is 1.
+    optimizer = make_optimizer(
+        OptimizerConfig(kind="adafactor", lr=0.5, warmup_steps=0, weight_decay=0.0), total_steps=2
+    )
+    params = {"w": jnp.ones((2, 2)), "big": jnp.ones((128, 256))}
+    rng = np.random.default_rng(0)
+    gradients = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
+    updates, state = optimizer.update(gradients, optimizer.init(params), params, step=1)
+    np.testing.assert_allclose(updates["w"], -0.5 * np.sign(gradients["w"]), rtol=1e-5)
+    square = np.asarray(gradients["big"], np.float64) ** 2
+    rows, columns = square.mean(1), square.mean(0)
+    direction = gradients["big"] / np.sqrt(np.outer(rows, columns) / rows.mean())
+    direction = direction / max(1.0, np.sqrt((direction**2).mean()))
+    np.testing.assert_allclose(updates["big"], -0.5 * direction, rtol=2e-4, atol=1e-5)
+    sizes = {x.size for x in jax.tree.leaves(state)}
+    assert 128 * 256 not in sizes  # a row and a column instead of a matrix
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adafactor", "muon"])
+def test_optimizer_state_lives_with_its_parameters(kind, cpu_devices):
+    mesh = make_mesh({"fsdp": 2, "tensor": 2}, cpu_devices[:4])
+    optimizer = make_optimizer(OptimizerConfig(kind=kind, moment_dtype="bfloat16"), total_steps=3)
+    state = abstract_state(MODEL, optimizer, mesh=mesh)
+    places = {tuple(x.shape): x.sharding.spec for x in jax.tree.leaves(state.params)}
+    found = [x for x in jax.tree.leaves(state.opt_state) if x.ndim > 1]
+    assert found
+    for x in found:
+        assert x.sharding.spec == places[tuple(x.shape)]
+    kinds = {x.dtype.name for x in found}
+    assert kinds == {"adamw": {"bfloat16", "float32"}, "adafactor": {"float32"}, "muon": {"bfloat16", "float32"}}[kind]

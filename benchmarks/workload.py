@@ -64,6 +64,12 @@ def work_of(options: argparse.Namespace) -> Work:
     return Work(**{name: getattr(options, name) for name in names})
 
 
+def flags_of(options: argparse.Namespace) -> list[str]:
+    """The same work as command line flags."""
+    names = ("preset", "prompts", "group", "prompt_len", "new", "repeats")
+    return [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+
+
 def timed(call: Callable[[], object], repeats: int) -> list[float]:
     """Wall seconds of `repeats` calls, after two that are not counted (they compile)."""
     for _ in range(2):
@@ -74,6 +80,14 @@ def timed(call: Callable[[], object], repeats: int) -> list[float]:
         call()
         seconds.append(time.perf_counter() - start)
     return seconds
+
+
+def report_step(stack: str, work: Work, step_s: list[float], **more: object) -> None:
+    """One JSON line about a training step on all sequences; its tokens are counted as if no prompt were shared."""
+    tokens = work.sequences * (work.prompt_len + work.new)
+    line = {"stack": stack, **asdict(work), "load": os.getloadavg()[0], "step_s": step_s}
+    rates = {"train_tok_s": tokens / min(step_s), "train_tok_s_median": tokens / statistics.median(step_s)}
+    print(json.dumps(line | rates | more))
 
 
 def report(stack: str, work: Work, rollout_s: list[float], prefill_s: list[float], **more: object) -> None:

@@ -1,4 +1,4 @@
-"""Times Tunix's generation (RLCluster with the "vanilla" engine) on the same work. Needs google-tunix.
+"""A random Llama of a preset inside Tunix's RLCluster ("vanilla" engine). Needs google-tunix.
 
 The end and pad ids lie outside the vocabulary, so that every completion has its full length.
 """
@@ -14,13 +14,12 @@ logging.disable(logging.WARNING)
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from tunix.models.llama3 import model as llama
 from tunix.rl import rl_cluster
 from tunix.rl.rollout import base_rollout
-from workload import PRESETS, arguments, report, timed, work_of
+from workload import PRESETS, Work
 
 
 class Words:
@@ -45,8 +44,7 @@ class Words:
         return self._vocab + 8
 
 
-def main() -> None:
-    work = work_of(arguments(__doc__ or "").parse_args())
+def cluster_of(work: Work) -> rl_cluster.RLCluster:
     shape = PRESETS[work.preset]
     config = llama.ModelConfig(
         num_layers=shape.layers,
@@ -71,7 +69,7 @@ def main() -> None:
     ]
     nnx.update(model, jax.tree.unflatten(tree, drawn))
     roles = (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)
-    cluster = rl_cluster.RLCluster(
+    return rl_cluster.RLCluster(
         actor=model,
         reference=None,
         tokenizer=Words(shape.vocab),
@@ -80,7 +78,9 @@ def main() -> None:
             rollout_engine="vanilla",
             offload_to_cpu=False,
             training_config=rl_cluster.RLTrainingConfig(
-                actor_optimizer=optax.sgd(0.0), eval_every_n_steps=10**9, max_steps=10**6
+                actor_optimizer=optax.adamw(1e-6, b1=0.9, b2=0.999, weight_decay=0.0),
+                eval_every_n_steps=10**9,
+                max_steps=10**6,
             ),
             rollout_config=base_rollout.RolloutConfig(
                 max_tokens_to_generate=work.new,
@@ -92,19 +92,3 @@ def main() -> None:
             ),
         ),
     )
-    rng = np.random.default_rng(0)
-
-    def run(new: int) -> None:
-        # Its sampler puts one more id in front of every prompt.
-        prompts = [" ".join(map(str, rng.integers(3, shape.vocab, work.prompt_len - 1))) for _ in range(work.prompts)]
-        asked = [prompt for prompt in prompts for _ in range(work.group)]
-        made = cluster.generate(asked, max_generation_steps=new)
-        assert all(len(tokens) == new for tokens in made.tokens)
-
-    rollout_s = timed(lambda: run(work.new), work.repeats)
-    prefill_s = timed(lambda: run(1), work.repeats)
-    report("tunix", work, rollout_s, prefill_s)
-
-
-if __name__ == "__main__":
-    main()
