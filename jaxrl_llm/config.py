@@ -550,7 +550,7 @@ class SamplerConfig(Section):
         {"data": 1, "tensor": 1}, description="sampler's mesh axes: data (slots), tensor, expert"
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of the sampler's copy of the weights and of what it computes with"
+        "float32", description="dtype of the sampler's copy of the weights; activations have model.compute_dtype"
     )
     kv_dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
         None, description="dtype of the KV cache; null is sampler.dtype. int8 shows in mismatch_max"

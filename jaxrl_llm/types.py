@@ -67,8 +67,9 @@ class Sampling:
     """How the tokens of one completion are chosen.
 
     Temperature 0 is greedy. `top_k` (0 is off), `top_p` (1 is off) and `min_p` (0 is off) are applied in this order
-    after temperature; `banned_ids` are never drawn; the end-of-sequence id and `stop_ids` not before `min_new_tokens`.
-    None of these changes a log-probability: those are over the full vocabulary. `repetition_limit` ends a completion
+    after temperature; `banned_ids` are never drawn; the end-of-sequence id and `stop_ids` not before `min_new_tokens`;
+    `logit_bias` adds a number to the logit of an id, before temperature. None of these changes a log-probability: those
+    are the policy's own, over the full vocabulary. `repetition_limit` ends a completion
     after so many consecutive tokens of probability above .99 (MiniMax-M1 uses 3,000); 0 is off.
     """
 
@@ -81,6 +82,7 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     banned_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     thinking: ThinkingBudget | None = None
     repetition_limit: int = 0
 
@@ -90,7 +92,9 @@ class SampleRequest:
     """One completion asked of the sampler.
 
     The random key of its n-th token is fold(seed, stream, sibling, n), so that the same numbers replay the same
-    completion whatever the slot, the order of arrival or the neighbours.
+    completion whatever the slot, the order of arrival or the neighbours. `alternatives` and `score_prompt` ask for more
+    about the tokens and change none of them: the likeliest so many at every place of the completion, and the prompt's
+    own log-probabilities (with as many alternatives).
     """
 
     tokens_T: np.ndarray
@@ -98,6 +102,30 @@ class SampleRequest:
     seed: int = 0
     stream: int = 0
     sibling: int = 0
+    alternatives: int = 0
+    score_prompt: bool = False
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """The likeliest tokens at each of T places, the likeliest first: int32 and float32 [T, N].
+
+    Log-probabilities are of the same distribution as that of the token that stands at the place.
+    """
+
+    ids_TN: np.ndarray
+    logprobs_TN: np.ndarray
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """How likely a prompt's tokens were, from the second on: each given those before it, at temperature 1.
+
+    `logprobs_T` is float32 [T - 1] for a prompt of T tokens, over the full vocabulary.
+    """
+
+    logprobs_T: np.ndarray
+    alternatives: Alternatives
 
 
 @dataclass(frozen=True)
@@ -108,6 +136,8 @@ class Completion:
     `logprobs_T` float32 is the log-probability of each token under the weights **and temperature** that sampled it
     (temperature 1 where it is greedy), over the full vocabulary. `versions_T` int32 is the version of those weights,
     token by token. `forced_T` bool marks tokens the system put there (an interruption); nobody trains on them.
+    `alternatives` and `prompt` are what the request asked for beyond that. The prompt was scored by the weights of the
+    first token.
     """
 
     tokens_T: np.ndarray
@@ -115,6 +145,8 @@ class Completion:
     versions_T: np.ndarray
     forced_T: np.ndarray
     finish: FinishReason
+    alternatives: Alternatives | None = None
+    prompt: PromptScores | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxrl_llm.sharding import RULES, make_mesh, param_shardings, spec, split_devices
+from jaxrl_llm.sharding import RULES, make_mesh, param_shardings, sampler_devices, spec, split_devices
 from jaxrl_llm.types import UserError
 
 D8 = list(range(8))
@@ -110,3 +110,10 @@ def test_every_rule_names_mesh_axes_that_exist(cpu_devices):
     mesh = make_mesh({"data": -1}, cpu_devices)
     for axis in RULES:
         NamedSharding(mesh, spec((axis,)))
+
+
+def test_a_sampler_alone_takes_the_first_devices():
+    assert sampler_devices(D8, {"data": 2, "tensor": 2}) == [0, 1, 2, 3]
+    assert sampler_devices(D8, {"data": -1, "tensor": 3}) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(UserError, match=r"sampler.mesh \(data 9\) needs 9 devices, but there are 8"):
+        sampler_devices(D8, {"data": 9})

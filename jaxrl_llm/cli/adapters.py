@@ -7,7 +7,7 @@ import jax
 
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.checkpoints.peft import read_peft
-from jaxrl_llm.cli.assemble import Setup, initial_params
+from jaxrl_llm.cli.assemble import SamplerSetup, Setup, initial_params
 from jaxrl_llm.cli.kept import keep, kept, on_trainer
 from jaxrl_llm.config import RunConfig
 from jaxrl_llm.models.lora import merge
@@ -44,7 +44,7 @@ def abstract_base(setup: Setup) -> Params | None:
     return None if setup.config.adapters is None else on_trainer(setup, (abstract_params(model), logical_axes(model)))
 
 
-def starting_params(setup: Setup) -> Params | None:
+def starting_params(setup: SamplerSetup) -> Params | None:
     """What training starts from: `model.init`, with LoRA `lora.init`; None for a random start."""
     config = setup.config
     if config.adapters is None:
@@ -52,7 +52,7 @@ def starting_params(setup: Setup) -> Params | None:
     return read_peft(config.lora.init, config.model)[1] if config.lora.init is not None else None
 
 
-def initial_policy(setup: Setup) -> Params | None:
+def initial_policy(setup: SamplerSetup) -> Params | None:
     """The plain weights a run would start from; None where `model.init` names none."""
     base, adapters = initial_params(setup), setup.config.adapters
     if base is None or adapters is None or (trained := starting_params(setup)) is None:

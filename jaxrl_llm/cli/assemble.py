@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -29,37 +29,46 @@ from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
-from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, split_devices
+from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, sampler_devices, split_devices
 from jaxrl_llm.text.chat import encode_trusted, render_prompt_ids
 from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxrl_llm.text.hf_tokenizer import load_hf
 from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
-from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.text.tokenizer import Tokenizer, WithSpareIds
 from jaxrl_llm.train.optimizer import for_batch
 from jaxrl_llm.types import Params, PromptTask, UserError
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A checked run: the configuration with the model's shape filled in, the data in tokens, the meshes
-    and the sampler's engine, which compiles nothing until it is used."""
+class SamplerSetup:
+    """What sampling needs: the checked configuration with the model's shape filled in, the tokenizer and the sampler's
+    engine, which compiles nothing until it is used."""
 
     config: RunConfig
     tokenizer: Tokenizer
+    engine: PolicyEngine
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What a checkpoint must have been made with to be sampled."""
+        return {"tokenizer": self.tokenizer.fingerprint, "lora": _lora_words(self.config.adapters)}
+
+
+@dataclass(frozen=True)
+class Setup(SamplerSetup):
+    """A checked run: besides, the data in tokens and the trainer's mesh."""
+
     train_tasks: list[PromptTask]
     heldout_tasks: list[PromptTask]
     environment: SingleTurn
     trainer_mesh: Mesh
-    engine: PolicyEngine
     reward_mesh: Mesh
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What a checkpoint must have been made with."""
-        return {
+        """What a checkpoint must have been made with to be gone on from."""
+        return super().fingerprints | {
             "config": hashlib.sha256(dump(self.config).encode()).hexdigest(),
-            "tokenizer": self.tokenizer.fingerprint,
-            "lora": _lora_words(self.config.adapters),
             "data": fingerprint(self.train_tasks + self.heldout_tasks),
         }
 
@@ -70,21 +79,14 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
     Other `devices` than this machine's may be given, to compile for.
     """
     check_algorithm(config)
-    data = config.data
-    train, heldout = split_problems(
-        data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed
-    )
-    tokenizer = _tokenizer(config, train)
-    model = _model(config.model, tokenizer)
+    config, tokenizer, train, heldout = _with_tokenizer(config)
     completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
-    rates = for_batch(config.optimizer, completions)
-    config = config.model_copy(update={"model": model, "lora": _lora(config.lora, model), "optimizer": rates})
+    config = config.model_copy(update={"optimizer": for_batch(config.optimizer, completions)})
     check_router(config)
-    _check_context(config)
-    trainer_devices, sampler_devices, reward_devices = _split(config, jax.devices() if devices is None else devices)
-    trainer_mesh = make_mesh(config.train.mesh, trainer_devices)
-    sampler_mesh = make_mesh(config.sampler.mesh, sampler_devices)
-    reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, reward_devices) if reward_devices else sampler_mesh
+    for_trainer, for_sampler, for_rewards = _split(config, jax.devices() if devices is None else devices)
+    trainer_mesh = make_mesh(config.train.mesh, for_trainer)
+    sampler_mesh = make_mesh(config.sampler.mesh, for_sampler)
+    reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, for_rewards) if for_rewards else sampler_mesh
     choose_attention(config.model, trainer_mesh, share_prompts=config.train.share_prompts)
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model))
     check_divides(
@@ -103,21 +105,53 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
         ),
         trainer_mesh=trainer_mesh,
         reward_mesh=reward_mesh,
-        engine=PolicyEngine(
-            config.model,
-            mesh=sampler_mesh,
-            slots=config.sampler.slots,
-            decode_steps=config.sampler.decode_steps,
-            max_prompt_tokens=rollout.max_prompt_tokens,
-            max_new_tokens=rollout.max_new_tokens,
-            eos_id=tokenizer.eos_id,
-            dtype=config.sampler.dtype,
-            kv_dtype=config.sampler.kv_dtype,
-            int8_weights=config.sampler.int8_weights,
-            prefill_buckets=config.sampler.prefill_buckets,
-            prefill_chunk=config.sampler.prefill_chunk,
-            interruption=_interruption(config, tokenizer),
-        ),
+        engine=_engine(config, tokenizer, sampler_mesh),
+    )
+
+
+def assemble_sampler(config: RunConfig, *, top_logprobs: int = 0) -> SamplerSetup:
+    """`assemble` for sampling alone: no trainer is checked or built, and the sampler has all devices to itself.
+
+    `top_logprobs` is the engine's.
+    """
+    config, tokenizer, _, _ = _with_tokenizer(config)
+    mesh = make_mesh(config.sampler.mesh, sampler_devices(jax.devices(), config.sampler.mesh))
+    most = min(top_logprobs, config.model.vocab_size)
+    return SamplerSetup(config, tokenizer, _engine(config, tokenizer, mesh, top_logprobs=most))
+
+
+def _with_tokenizer(config: RunConfig) -> tuple[RunConfig, Tokenizer, list[Problem], list[Problem]]:
+    """The configuration with the shapes of model and adapters filled in, the tokenizer that gives them, train and
+    held-out problems."""
+    data = config.data
+    train, heldout = split_problems(
+        data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed
+    )
+    tokenizer = _tokenizer(config, train)
+    model = _model(config.model, tokenizer)
+    config = config.model_copy(update={"model": model, "lora": _lora(config.lora, model)})
+    if model.vocab_size > tokenizer.vocab_size:
+        tokenizer = cast(Tokenizer, WithSpareIds(tokenizer, model.vocab_size))
+    _check_context(config)
+    return config, tokenizer, train, heldout
+
+
+def _engine(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, *, top_logprobs: int = 0) -> PolicyEngine:
+    return PolicyEngine(
+        config.model,
+        mesh=mesh,
+        slots=config.sampler.slots,
+        decode_steps=config.sampler.decode_steps,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        max_new_tokens=config.rollout.max_new_tokens,
+        eos_id=tokenizer.eos_id,
+        dtype=config.sampler.dtype,
+        kv_dtype=config.sampler.kv_dtype,
+        int8_weights=config.sampler.int8_weights,
+        prefill_buckets=config.sampler.prefill_buckets,
+        prefill_chunk=config.sampler.prefill_chunk,
+        interruption=_interruption(config, tokenizer),
+        top_logprobs=top_logprobs,
     )
 
 
@@ -149,12 +183,14 @@ def _interruption(config: RunConfig, tokenizer: Tokenizer) -> Interruption | Non
     return Interruption(phrase, tuple(encode_trusted(tokenizer, how.end_of_thinking or "")))
 
 
-def initial_params(setup: Setup) -> Params | None:
-    """The weights `model.init` names, on the trainer's mesh or as numpy arrays; None for a random start."""
+def initial_params(setup: SamplerSetup) -> Params | None:
+    """The weights `model.init` names, or None for a random start: on the trainer's mesh, or the sampler's where there
+    is no trainer, or as numpy arrays."""
     model = setup.config.model
     if model.init is None:
         return None
-    places = param_shardings(setup.trainer_mesh, logical_axes(model), abstract_params(model))
+    mesh = setup.trainer_mesh if isinstance(setup, Setup) else setup.engine.mesh
+    places = param_shardings(mesh, logical_axes(model), abstract_params(model))
     return initial_weights(model.init, model.param_dtype, places)
 
 

@@ -80,6 +80,9 @@ def serve(
     name: Annotated[str | None, typer.Option(help="the model's name for HTTP clients [default: CONFIG's]")] = None,
     max_queue: Annotated[int, typer.Option(help="completions that may wait for a slot", min=1)] = 1024,
     max_calls: Annotated[int, typer.Option(help="open calls of each server", min=1)] = 256,
+    top_logprobs: Annotated[
+        int, typer.Option(help="most alternatives a request may ask for; 0: none, and no prompt is scored", min=0)
+    ] = 20,
 ) -> None:
     """Serve a policy over gRPC (JetStream's service and the RL service) and OpenAI-compatible HTTP."""
     from jaxrl_llm.sampler.serving.access import check_access, read_token
@@ -89,7 +92,7 @@ def serve(
     from jaxrl_llm.cli.policy import open_policy
     from jaxrl_llm.cli.serving import ServeOptions, serve_policy
 
-    policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights)
+    policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights, top_logprobs=top_logprobs)
     serve_policy(policy, access, ServeOptions(name or target.stem, port, http_port, max_queue, max_calls), say)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm import config as config_room
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.adapters import initial_policy, merged_params
-from jaxrl_llm.cli.assemble import Setup, assemble
+from jaxrl_llm.cli.assemble import SamplerSetup, assemble_sampler
 from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sampler.scheduler import Scheduler
@@ -25,7 +25,7 @@ _CHECKPOINT = re.compile(r"step_(\d{8,})(?:\.\d+)?")
 class Policy:
     """`version` is the step of the checkpoint, 0 for weights that are no checkpoint's; `origin` says it in words."""
 
-    setup: Setup
+    setup: SamplerSetup
     params: Params
     version: int
     origin: str
@@ -44,11 +44,14 @@ class Policy:
         )
 
 
-def open_policy(target: Path, overrides: Sequence[str], run_dir: Path | None, *, random_weights: bool) -> Policy:
+def open_policy(
+    target: Path, overrides: Sequence[str], run_dir: Path | None, *, random_weights: bool, top_logprobs: int = 0
+) -> Policy:
     """The policy that `target` names: a YAML file, a run directory, or a checkpoint directory of one.
 
     Its weights come from the newest checkpoint that verifies of `run_dir` (or of `target`, if that is a run), from
     that very checkpoint if one is named, or else from `model.init`; random ones only if they are asked for.
+    `top_logprobs` is the engine's.
     Raises UserError if there are none, or if they are not those of this configuration.
     """
     if target.is_dir():
@@ -58,7 +61,7 @@ def open_policy(target: Path, overrides: Sequence[str], run_dir: Path | None, *,
         target = _run_of(target)[0] / "config.yaml"
     config = config_room.load(target, overrides)
     configure_jax(config.device)
-    setup = assemble(config)
+    setup = assemble_sampler(config, top_logprobs=top_logprobs)
     if random_weights:
         params = jax.tree.map(np.asarray, init_params(setup.config.model, setup.config.seed))
         return Policy(setup, params, 0, f"random weights of seed {setup.config.seed}")
@@ -81,7 +84,7 @@ def _run_of(path: Path) -> tuple[Path, int | None]:
     return (path.parent if path.name == "checkpoints" else path), None
 
 
-def _from_run(setup: Setup, path: Path) -> Policy:
+def _from_run(setup: SamplerSetup, path: Path) -> Policy:
     run_dir, step = _run_of(path)
     store = CheckpointStore(run_dir / "checkpoints", keep=1)
     steps = store.steps() if step is None else [step]

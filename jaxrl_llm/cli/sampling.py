@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from jaxrl_llm.cli.assemble import Setup
+from jaxrl_llm.cli.assemble import SamplerSetup
 from jaxrl_llm.cli.policy import Policy
 from jaxrl_llm.sampler.reply import Delta, join
 from jaxrl_llm.sampler.service import SamplerService
@@ -36,7 +36,7 @@ class SampleOptions:
     logprobs: bool
     as_json: bool
 
-    def sampling(self, setup: Setup) -> Sampling:
+    def sampling(self, setup: SamplerSetup) -> Sampling:
         rollout = setup.config.rollout
         how = rollout.interruption
         return Sampling(
@@ -58,7 +58,7 @@ class Prompt:
     ids: tuple[int, ...]
 
 
-def read_prompts(path: Path, setup: Setup) -> list[Prompt]:
+def read_prompts(path: Path, setup: SamplerSetup) -> list[Prompt]:
     """Prompts of a file: one a line, or in a .jsonl file an object a line with "prompt" (text) or "tokens" (ids).
 
     Raises UserError naming the first line that is no prompt.
@@ -80,12 +80,12 @@ def read_prompts(path: Path, setup: Setup) -> list[Prompt]:
     return prompts
 
 
-def text_prompt(text: str, setup: Setup) -> Prompt:
+def text_prompt(text: str, setup: SamplerSetup) -> Prompt:
     """A text as the policy gets it in training: in its chat template, if it has one."""
     return Prompt(text, tuple(render_prompt_ids(setup.tokenizer, text, setup.config.tokenizer.chat_template)))
 
 
-def _json_prompt(line: str, setup: Setup) -> Prompt:
+def _json_prompt(line: str, setup: SamplerSetup) -> Prompt:
     try:
         record = json.loads(line)
     except ValueError:

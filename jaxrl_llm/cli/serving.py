@@ -6,16 +6,14 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-import numpy as np
-
 from jaxrl_llm.cli.policy import Policy
 from jaxrl_llm.sampler.service import SamplerService
 from jaxrl_llm.sampler.serving.access import Access
 from jaxrl_llm.sampler.serving.http_app import Served
 from jaxrl_llm.sampler.serving.server import Ports, serving
-from jaxrl_llm.types import RunFailedError, SampleRequest, Sampling
+from jaxrl_llm.types import RunFailedError
 
-_LOOK_S = 1.0  # between two looks at the sampler's health
+_LOOK_S, _START_LOOK_S = 1.0, 0.1  # between two looks at the sampler's health
 
 
 @dataclass(frozen=True)
@@ -30,23 +28,28 @@ class ServeOptions:
 
 
 def serve_policy(policy: Policy, access: Access, options: ServeOptions, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. Raises RunFailedError if the sampler fails on the way."""
+    """Serve until SIGINT or SIGTERM; ready once every program is compiled.
+
+    Raises RunFailedError if the sampler fails on the way.
+    """
     setup = policy.setup
-    service = SamplerService(policy.scheduler(max_queue=options.max_queue))
+    service = SamplerService(policy.scheduler(max_queue=options.max_queue), warm_up=True)
     served = Served(
         service, setup.tokenizer, setup.config.tokenizer.chat_template, options.name, max_choices=options.max_queue
     )
     with _stop_signals() as stop, service:
         say(f"sampling with {policy.origin} (version {policy.version})")
-        # What is compiled now keeps no client waiting.
-        service.sample([SampleRequest(np.array([setup.tokenizer.eos_id], np.int32), Sampling(1, temperature=0.0))])
         ports = {"grpc_port": options.grpc_port, "http_port": options.http_port}
         with serving(served, access, **ports, max_calls=options.max_calls) as listening:
-            for line in _lines(listening, access, options.name):
-                say(line)
-            while not stop.wait(_LOOK_S):
-                if not service.health.live:
+            say("compiling: /health answers 503 until that is done")
+            while not service.started.done():
+                if stop.wait(_START_LOOK_S):
                     break
+            if service.health.ready:
+                for line in _lines(listening, access, options.name):
+                    say(line)
+            while service.health.live and not stop.wait(_LOOK_S):
+                pass
             say("stopping: open calls have a few seconds to finish")
         if (error := service.health.error) is not None:
             raise RunFailedError(error)

@@ -31,7 +31,8 @@ def sequence_scores(
     mesh: Mesh | None = None,
 ) -> Float[Array, " B"]:
     """The scalar head, float32 whatever the weights' dtype, at each row's last token; what stands behind it is padding
-    and changes nothing. An empty row has a score that means nothing. `mesh` is where the arrays live, if they are split."""
+    and changes nothing. An empty row has a score that means nothing. `mesh` is where the arrays
+    live, if they are split."""
     T = tokens_BT.shape[1]
     positions_BT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), tokens_BT.shape)
     segment_ids_BT = (positions_BT < lengths_B[:, None]).astype(jnp.int32)

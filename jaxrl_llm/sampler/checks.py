@@ -6,10 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxrl_llm.sampler.engine import PolicyEngine
-from jaxrl_llm.sampler.slots import BANNED_IDS, STOP_IDS
+from jaxrl_llm.sampler.slots import BIASED_IDS, STOP_IDS
+from jaxrl_llm.text.tokenizer import check_utf8
 from jaxrl_llm.types import SampleRequest, Sampling, UserError
 
 _UINT32 = 2**32
+_GREATEST_BIAS = 100
+# Every new token's text is searched for each of them, by the thread that decodes.
+_STOP_STRINGS, _STOP_BYTES = 16, 256
 
 
 def check_prompt(engine: PolicyEngine, prompt: np.ndarray) -> np.ndarray:
@@ -28,11 +32,16 @@ def check_prompt(engine: PolicyEngine, prompt: np.ndarray) -> np.ndarray:
     return tokens.astype(np.int32)
 
 
-def check_key(request: SampleRequest) -> None:
-    """Raises UserError on a number that is no part of a random key."""
+def check_request(engine: PolicyEngine, request: SampleRequest) -> None:
+    """Raises UserError on a number that is no part of a random key, and on questions the engine has no answer to."""
     for name in ("seed", "stream", "sibling"):
         if not 0 <= getattr(request, name) < _UINT32:
             raise UserError(f"{name} is {getattr(request, name)}; it must be in 0 ... 2**32 - 1")
+    kept = engine.top_logprobs
+    if not 0 <= request.alternatives <= kept:
+        raise UserError(f"{request.alternatives} alternatives are asked for; this sampler keeps 0 to {kept}")
+    if request.score_prompt and not kept:
+        raise UserError("score_prompt is set, but this sampler keeps no alternatives, and then scores no prompts")
 
 
 def check_sampling(engine: PolicyEngine, how: Sampling, *, has_text: bool) -> None:
@@ -56,14 +65,29 @@ def check_sampling(engine: PolicyEngine, how: Sampling, *, has_text: bool) -> No
     if not 0 <= how.repetition_limit < 2**31:
         raise UserError(f"repetition_limit is {how.repetition_limit}; use a number of tokens, or 0 for never")
     _check_ids("stop_ids", how.stop_ids, STOP_IDS - 1, vocab)
-    _check_ids("banned_ids", how.banned_ids, BANNED_IDS, vocab)
+    biased_ids = tuple(token for token, _ in how.logit_bias)
+    name = "banned_ids" if not biased_ids else "banned_ids with logit_bias"
+    _check_ids(name, how.banned_ids + biased_ids, BIASED_IDS, vocab)
+    for token, bias in how.logit_bias:
+        if not -_GREATEST_BIAS <= bias <= _GREATEST_BIAS:
+            raise UserError(f"logit_bias of id {token} is {bias}; use -{_GREATEST_BIAS} to {_GREATEST_BIAS}")
     if len({*how.banned_ids, *how.stop_ids, engine.eos_id}) >= vocab:
         raise UserError(f"banned_ids and stop_ids leave no token of the vocabulary of {vocab}; ban fewer")
     if how.stop_strings and not has_text:
         raise UserError("stop_strings are given, but this sampler has no tokenizer to find them with; use stop_ids")
-    if "" in how.stop_strings:
-        raise UserError("stop_strings holds the empty string, which every text contains; leave it out")
+    _check_stop_strings(how.stop_strings)
     _check_thinking(engine, how)
+
+
+def _check_stop_strings(stops: Sequence[str]) -> None:
+    if "" in stops:
+        raise UserError("stop_strings holds the empty string, which every text contains; leave it out")
+    if len(stops) > _STOP_STRINGS:
+        raise UserError(f"stop_strings holds {len(stops)} strings; a request may have {_STOP_STRINGS}")
+    for stop in stops:
+        check_utf8(stop)
+        if len(stop.encode()) > _STOP_BYTES:
+            raise UserError(f"stop_strings holds one of {len(stop.encode())} bytes; {_STOP_BYTES} are the most")
 
 
 def _check_ids(name: str, ids: Sequence[int], most: int, vocab: int) -> None:

@@ -6,6 +6,7 @@ Suffixes: S slots, P prompts of one prefill, R prompts of one pass, T positions 
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -24,6 +25,7 @@ from jaxrl_llm.sampler.interruption import Interruption
 from jaxrl_llm.sampler.jetstream import Engine, tokenizer_pb2
 from jaxrl_llm.sampler.loading import WeightLoader
 from jaxrl_llm.sampler.results import PolicyResultTokens, result_tokens
+from jaxrl_llm.sampler.scoring import score
 from jaxrl_llm.sampler.slots import (
     FREE,
     Entry,
@@ -46,6 +48,8 @@ _PASS_TOKENS_ELSEWHERE = 1024
 _PREFIX_TOKENS = 4096
 # One insertion samples first tokens for so many logits: few enough that a single group is cheap to insert.
 _INSERT_LOGITS = 2**20
+# Scoring a prompt makes so many logits at a time.
+_SCORE_LOGITS = 2**22
 _SMALLEST_BUCKET = 32
 
 
@@ -79,7 +83,7 @@ class PolicyEngine(Engine):
         ended for the caller to refill them.
       max_prompt_tokens, max_new_tokens: a slot's cache holds their sum.
       eos_id: the token that ends a completion; it is the completion's last token.
-      dtype: of the engine's copy of the weights and of what it computes with.
+      dtype: of the engine's copy of the weights; activations have the model's `compute_dtype`.
       kv_dtype: of the cache; int8 keeps a float32 scale per head and position. None is `dtype`.
       int8_weights: quantise the layers' matrices. Like an int8 cache it makes the sampler another policy than the
         trainer's, by as much as the mismatch metrics then say.
@@ -87,6 +91,8 @@ class PolicyEngine(Engine):
       prefill_chunk: a longer prompt is prefilled in chunks of so many tokens, between which others decode.
       interruption: what a completion with a thinking budget is given when the budget is used up.
       head_precision: of the head's float32 product; the trainer must use the same.
+      top_logprobs: most alternatives that a request may ask for at every token. Above 0 prompts can be scored too
+        (`prefill_scored`); at 0 there is no program for either.
       tokenizer_path: what `get_tokenizer` tells JetStream's server.
       unstack: keep each layer's weights and cache in buffers of their own (a tuple of layers instead of a stack); by
         default on CPU only, where it is faster by more than a third.
@@ -115,6 +121,7 @@ class PolicyEngine(Engine):
         prefill_chunk: int = 512,
         interruption: Interruption | None = None,
         head_precision: Precision = HIGHEST,
+        top_logprobs: int = 0,
         tokenizer_path: str = "",
         unstack: bool | None = None,
     ):
@@ -136,6 +143,10 @@ class PolicyEngine(Engine):
             )
         if not 0 <= eos_id < model.vocab_size:
             raise UserError(f"the end-of-sequence id {eos_id} is outside the vocabulary of {model.vocab_size} tokens")
+        if not 0 <= top_logprobs <= model.vocab_size:
+            raise UserError(
+                f"top_logprobs is {top_logprobs}; use 0 (off) to the {model.vocab_size} tokens of the vocabulary"
+            )
         if interruption is not None:
             interruption.check(model.vocab_size)
         platform = mesh.devices.flat[0].platform
@@ -146,6 +157,7 @@ class PolicyEngine(Engine):
         self.max_new_tokens = max_new_tokens
         self.eos_id = eos_id
         self.interruption = interruption
+        self.top_logprobs = top_logprobs
         self.dtype = jnp.dtype(dtype)
         self.kv_dtype = jnp.dtype(kv_dtype or dtype)
         self.prefill_chunk = prefill_chunk
@@ -166,17 +178,17 @@ class PolicyEngine(Engine):
             logits=whole,
             version=whole,
         )
+        slots_shardings, report_shardings = slot_shardings(per_slot)
         self._state_shardings = DecodeState(
-            cache=self._cache_shardings("data"),
-            slots=slot_shardings(per_slot),
-            first=Report(per_slot, per_slot, per_slot, per_slot),
-            version=whole,
+            cache=self._cache_shardings("data"), slots=slots_shardings, first=report_shardings, version=whole
         )
         states, prefixes = self._state_shardings, self._prefix_shardings
         self._init_jit = jax.jit(self._init, out_shardings=states)
-        self._prefill_jit = jax.jit(self._prefill, out_shardings=prefixes)
+        self._prefill_jit = jax.jit(lambda *given: self._prefill(*given, scored=False)[0], out_shardings=prefixes)
+        self._prefill_scored_jit = jax.jit(partial(self._prefill, scored=True), out_shardings=(prefixes, whole))
         self._begin_jit = jax.jit(self._begin, out_shardings=prefixes)
         self._extend_jit = jax.jit(self._extend, out_shardings=prefixes, donate_argnums=1)
+        self._extend_scored_jit = jax.jit(self._extend_scored, out_shardings=(prefixes, whole), donate_argnums=1)
         self._insert_jit = jax.jit(self._insert, out_shardings=states, donate_argnums=1)
         self._first_jit = jax.jit(self._first, out_shardings=whole)
         self._generate_jit = jax.jit(self._generate, out_shardings=(states, whole), donate_argnums=1)
@@ -228,18 +240,26 @@ class PolicyEngine(Engine):
         """A version number where decode states and prefixes keep it: an array, so that a new one compiles nothing."""
         return jax.device_put(np.int32(version), self._whole)
 
-    def warm_up(self, params: Params) -> None:
-        """Compile every program of this engine (weights from `load_params`); nothing compiles later."""
-        version, state = self.device_version(0), self.init_decode_state()
-        prefixes = [self.prefill_many(params, [np.zeros(bucket, np.int32)], version) for bucket in self.buckets]
+    def warm_up(self, params: Params, decode_state: DecodeState | None = None) -> DecodeState:
+        """Run every program of this engine once (weights from `load_params`), so that nothing compiles later.
+
+        `decode_state` is one in which no slot runs, a new one by default; it is given back so.
+        """
+        version = self.device_version(0)
+        state = self.init_decode_state() if decode_state is None else decode_state
+        for bucket in self.buckets:
+            prompts = [np.zeros(bucket, np.int32)]
+            state = self.insert(self.prefill_many(params, prompts, version), state, 0)
+            if self.top_logprobs:
+                jax.block_until_ready(self.prefill_scored(params, prompts, version))
         if self.max_prompt_tokens > self.prefill_chunk:
             prompt = np.zeros(self.prefill_chunk, np.int32)
-            prefixes.append(self.extend_prefill(params, self.begin_prefill(version), prompt, 0))
-        for prefix in prefixes:
-            state = self.insert(prefix, state, 0)
+            state = self.insert(self.extend_prefill(params, self.begin_prefill(version), prompt, 0), state, 0)
+            if self.top_logprobs:
+                jax.block_until_ready(self.extend_scored(params, self.begin_prefill(version), prompt, 0))
         state = self.recompute(params, state, {0: np.zeros(2, np.int32)})
         state, _ = self.generate(params, state)
-        jax.block_until_ready(self.free_resource(state, [0]))
+        return jax.block_until_ready(self.free_resource(state, [0]))
 
     # Prompts.
 
@@ -261,6 +281,14 @@ class PolicyEngine(Engine):
 
         One program serves any number of them; its loop ends with the last prompt.
         """
+        return self._prefill_jit(params, *self._padded(prompts), version)
+
+    def prefill_scored(self, params: Params, prompts: Sequence[np.ndarray], version: Array) -> tuple[Prefix, Array]:
+        """`prefill_many`, and what `scoring.score` says of every prompt's tokens from the second on: int32
+        [P, T, 1 + 2 top_logprobs], for `ScoredPrompts` to read."""
+        return self._prefill_scored_jit(params, *self._padded(prompts), version)
+
+    def _padded(self, prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.int32]:
         bucket = self.bucket(max(map(len, prompts)))
         rows = self.prefill_rows(bucket)
         passes = -(-rows // self._pass_rows(bucket))
@@ -269,7 +297,7 @@ class PolicyEngine(Engine):
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
             lengths[row] = len(prompt)
-        return self._prefill_jit(params, tokens, lengths, np.int32(len(prompts)), version)
+        return tokens, lengths, np.int32(len(prompts))
 
     def begin_prefill(self, version: Array) -> Prefix:
         """An empty prefix of one long prompt, for `extend_prefill`."""
@@ -277,10 +305,18 @@ class PolicyEngine(Engine):
 
     def extend_prefill(self, params: Params, prefix: Prefix, prompt: np.ndarray, start: int) -> Prefix:
         """The next `prefill_chunk` tokens of a prompt (int32 [T]) from `start` on; the last chunk makes the logits."""
+        return self._extend_jit(params, prefix, *self._chunk(prompt, start))
+
+    def extend_scored(self, params: Params, prefix: Prefix, prompt: np.ndarray, start: int) -> tuple[Prefix, Array]:
+        """`extend_prefill`, and the scores of the tokens after each of the chunk's as in `prefill_scored`, P = 1."""
+        following = np.int32(prompt[min(start + self.prefill_chunk, len(prompt) - 1)])
+        return self._extend_scored_jit(params, prefix, *self._chunk(prompt, start), following)
+
+    def _chunk(self, prompt: np.ndarray, start: int) -> tuple[np.ndarray, np.int32, np.int32]:
         chunk = np.zeros((1, self.prefill_chunk), np.int32)
         part = prompt[start : start + self.prefill_chunk]
         chunk[0, : len(part)] = part
-        return self._extend_jit(params, prefix, chunk, np.int32(start), np.int32(len(part)))
+        return chunk, np.int32(start), np.int32(len(part))
 
     def prefill(
         self,
@@ -360,12 +396,32 @@ class PolicyEngine(Engine):
         logits = project_f32(hidden, head_weight(params), precision=self._head_precision)
         return soft_cap(logits, self.model.final_softcap)
 
-    def _prefill(self, params: Params, tokens_PT: Array, lengths_P: Array, prompts: Array, version: Array) -> Prefix:
+    def _scores(self, params: Params, hidden_RTD: Array, tokens_RT: Array, following_R: Array) -> Array:
+        """int32 [R, T, 1 + 2 A]: each place's next token scored, in pieces whose logits fit _SCORE_LOGITS."""
+        R, T, D = hidden_RTD.shape
+        size = max(1, min(R * T, _SCORE_LOGITS // self.model.vocab_size))
+        targets_RT = jnp.concatenate([tokens_RT[:, 1:], following_R[:, None]], axis=1)
+
+        def pieces(x, *width):
+            return jnp.pad(x.reshape(-1, *width), [(0, -(R * T) % size)] + [(0, 0)] * len(width)).reshape(
+                -1, size, *width
+            )
+
+        def one_piece(xs):
+            hidden_ND, targets_N = xs
+            return score(self._logits(params, hidden_ND), targets_N, self.top_logprobs)
+
+        scored = lax.map(one_piece, (pieces(hidden_RTD, D), pieces(targets_RT)))
+        return scored.reshape(-1, scored.shape[-1])[: R * T].reshape(R, T, -1)
+
+    def _prefill(
+        self, params: Params, tokens_PT: Array, lengths_P: Array, prompts: Array, version: Array, *, scored: bool
+    ) -> tuple[Prefix, Array]:
         P, T = tokens_PT.shape
         R = self._pass_rows(T)
 
         def one_pass(i, carry):
-            cache, logits_PV = carry
+            cache, logits_PV, scores = carry
             first = i * R
             tokens_RT = lax.dynamic_slice_in_dim(tokens_PT, first, R)
             lengths_R = lax.dynamic_slice_in_dim(lengths_P, first, R)
@@ -374,20 +430,36 @@ class PolicyEngine(Engine):
             )
             last_RD = jnp.take_along_axis(hidden_RTD, (lengths_R - 1)[:, None, None], axis=1)[:, 0]
             logits_PV = lax.dynamic_update_slice_in_dim(logits_PV, self._logits(params, last_RD), first, axis=0)
-            return copy_rows(cache, first, new), logits_PV
+            if scored:
+                theirs = self._scores(params, hidden_RTD, tokens_RT, jnp.zeros(R, jnp.int32))
+                scores = lax.dynamic_update_slice_in_dim(scores, theirs, first, axis=0)
+            return copy_rows(cache, first, new), logits_PV, scores
 
-        start = (self._empty_cache(P, T), jnp.zeros((P, self.model.vocab_size), jnp.float32))
-        cache, logits_PV = lax.fori_loop(0, -(-prompts // R), one_pass, start)
-        return Prefix(cache, lengths_P, logits_PV, version)
+        start = (
+            self._empty_cache(P, T),
+            jnp.zeros((P, self.model.vocab_size), jnp.float32),
+            jnp.zeros((P, T, 1 + 2 * self.top_logprobs) if scored else 0, jnp.int32),
+        )
+        cache, logits_PV, scores = lax.fori_loop(0, -(-prompts // R), one_pass, start)
+        return Prefix(cache, lengths_P, logits_PV, version), scores
 
     def _begin(self, version: Array) -> Prefix:
         logits = jnp.zeros((1, self.model.vocab_size), jnp.float32)
         return Prefix(self._empty_cache(1, self._chunked), jnp.zeros(1, jnp.int32), logits, version)
 
     def _extend(self, params: Params, prefix: Prefix, chunk_1T: Array, start: Array, length: Array) -> Prefix:
+        return self._extended(params, prefix, chunk_1T, start, length)[0]
+
+    def _extend_scored(
+        self, params: Params, prefix: Prefix, chunk_1T: Array, start: Array, length: Array, following: Array
+    ) -> tuple[Prefix, Array]:
+        prefix, hidden_1TD = self._extended(params, prefix, chunk_1T, start, length)
+        return prefix, self._scores(params, hidden_1TD, chunk_1T, following[None])
+
+    def _extended(self, params, prefix: Prefix, chunk_1T, start, length) -> tuple[Prefix, Array]:
         hidden_1TD, cache = extend(self.model, params, chunk_1T, start, prefix.cache, mesh=self._mesh)
         last_1D = lax.dynamic_index_in_dim(hidden_1TD, length - 1, axis=1, keepdims=False)
-        return Prefix(cache, (start + length)[None], self._logits(params, last_1D), prefix.version)
+        return Prefix(cache, (start + length)[None], self._logits(params, last_1D), prefix.version), hidden_1TD
 
     # Slots.
 
@@ -399,7 +471,7 @@ class PolicyEngine(Engine):
         return DecodeState(
             cache=self._empty_cache(self.slots, self.max_prompt_tokens + self.max_new_tokens),
             slots=free_slots(self.slots, self.interruption),
-            first=no_report(self.slots),
+            first=no_report(self.slots, self.top_logprobs),
             version=version,
         )
 
@@ -432,7 +504,8 @@ class PolicyEngine(Engine):
 
     def _sample_first(self, prefix: Prefix, table: Array) -> tuple[Array, Array, Slots, Report]:
         slots, sources, contents = read_table(table, prefix.lengths, self.interruption)
-        contents, report = advance(contents, prefix.logits[sources], prefix.version, self.interruption)
+        logits = prefix.logits[sources]
+        contents, report = advance(contents, logits, prefix.version, self.interruption, self.top_logprobs)
         return slots, sources, contents, report
 
     def _first(self, prefix: Prefix, table: Array) -> Array:
@@ -535,17 +608,19 @@ class PolicyEngine(Engine):
         def body(carry):
             step, cache, slots, reports = carry
             hidden_SD, cache = decode(self.model, params, slots.tokens, slots.positions, cache, mesh=self._mesh)
-            slots, report = advance(slots, self._logits(params, hidden_SD), state.version, self.interruption)
+            logits_SV = self._logits(params, hidden_SD)
+            slots, report = advance(slots, logits_SV, state.version, self.interruption, self.top_logprobs)
             return step + 1, cache, slots, reports.at[step].set(report.columns())
 
-        reports = jnp.zeros((steps + 1, 4, self.slots), jnp.int32).at[0].set(state.first.columns())
+        first = state.first.columns()
+        reports = jnp.zeros((steps + 1, *first.shape), jnp.int32).at[0].set(first)
         _, cache, slots, reports = lax.while_loop(unfinished, body, (1, state.cache, state.slots, reports))
-        state = DecodeState(cache, slots, no_report(self.slots), state.version)
+        state = DecodeState(cache, slots, no_report(self.slots, self.top_logprobs), state.version)
         return state, _with_tail(reports.transpose(2, 1, 0), slots)
 
 
-def _with_tail(columns_S4N: Array, slots: Slots) -> Array:
-    columns = columns_S4N.reshape(len(columns_S4N), -1)
+def _with_tail(columns_SCN: Array, slots: Slots) -> Array:
+    columns = columns_SCN.reshape(len(columns_SCN), -1)
     return jnp.concatenate([columns, jnp.stack([slots.generated, slots.status], axis=1)], axis=1)
 
 

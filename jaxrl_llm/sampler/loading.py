@@ -79,8 +79,8 @@ class WeightLoader:
         if unknown := sorted(set(given) - set(wanted)):
             raise UserError(f"weights have a leaf {unknown[0]} (and {len(unknown) - 1} more) that this model has not")
         for name, leaf in wanted.items():
-            if given[name].shape != leaf.shape:
-                raise UserError(f"weights leaf {name} has shape {given[name].shape}; this model needs {leaf.shape}")
+            if (shape := np.shape(given[name])) != leaf.shape:
+                raise UserError(f"weights leaf {name} has shape {shape}; this model needs {leaf.shape}")
 
     def _quantised(self, names: tuple[str, ...]) -> bool:
         return self._int8 and is_matrix(names)

@@ -9,29 +9,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxrl_llm.types import Completion, FinishReason
+from jaxrl_llm.types import Alternatives, Completion, FinishReason, PromptScores
 
 
 @dataclass(frozen=True)
 class Delta:
-    """New tokens of one request: arrays as in `Completion`, equally long; `finish` is set in its last delta only."""
+    """New tokens of one request: arrays as in `Completion`, equally long; `finish` is set in its last delta only.
+
+    `prompt`, if it was asked for, comes with the first token.
+    """
 
     tokens_T: np.ndarray
     logprobs_T: np.ndarray
     versions_T: np.ndarray
     forced_T: np.ndarray
     finish: FinishReason | None
+    alternatives: Alternatives | None = None
+    prompt: PromptScores | None = None
 
 
 def delta_after(completion: Completion, seen: int, finish: FinishReason | None) -> Delta:
     """What `completion` has beyond its first `seen` tokens."""
-    new = slice(seen, None)
+    new, known = slice(seen, None), completion.alternatives
     return Delta(
         completion.tokens_T[new],
         completion.logprobs_T[new],
         completion.versions_T[new],
         completion.forced_T[new],
         finish,
+        None if known is None else Alternatives(known.ids_TN[new], known.logprobs_TN[new]),
+        None if seen else completion.prompt,
     )
 
 
@@ -147,11 +154,20 @@ def _joined(deltas: list[Delta]) -> Delta:
         np.concatenate([d.versions_T for d in deltas]),
         np.concatenate([d.forced_T for d in deltas]),
         deltas[-1].finish,
+        _joined_alternatives([d.alternatives for d in deltas if d.alternatives is not None]),
+        next((d.prompt for d in deltas if d.prompt is not None), None),
     )
+
+
+def _joined_alternatives(parts: list[Alternatives]) -> Alternatives | None:
+    if not parts:
+        return None
+    return Alternatives(np.concatenate([p.ids_TN for p in parts]), np.concatenate([p.logprobs_TN for p in parts]))
 
 
 def join(completion_deltas: list[Delta]) -> Completion:
     """The completion that a request's deltas, all of them, make up."""
     whole = _joined(completion_deltas)
     assert whole.finish is not None
-    return Completion(whole.tokens_T, whole.logprobs_T, whole.versions_T, whole.forced_T, whole.finish)
+    arrays = whole.tokens_T, whole.logprobs_T, whole.versions_T, whole.forced_T
+    return Completion(*arrays, whole.finish, whole.alternatives, whole.prompt)

@@ -1,6 +1,6 @@
-"""Which tokens a slot may draw: top-k, top-p, min-p and banned ids, without sorting the vocabulary.
+"""Which tokens a slot may draw: biases, bans, top-k, top-p and min-p, without sorting the vocabulary.
 
-Suffixes: S slots, V vocabulary, N banned ids.
+Suffixes: S slots, V vocabulary, N biased ids.
 """
 
 import flax.struct
@@ -17,21 +17,26 @@ class Restrictions:
     top_k: Int[Array, " S"]  # 0 is off
     top_p: Float[Array, " S"]  # 1 is off
     min_p: Float[Array, " S"]  # 0 is off
-    banned: Int[Array, "S N"]  # -1 is nothing
+    biased: Int[Array, "S N"]  # -1 is nothing
+    biases: Float[Array, "S N"]  # -inf is a ban
+
+
+def biased(logits_SV: Float[Array, "S V"], limits: Restrictions) -> Float[Array, "S V"]:
+    """The logits plus the biases of the ids that have some."""
+    S, V = logits_SV.shape
+    ids_SN = jnp.where(limits.biased < 0, V, limits.biased)
+    return logits_SV.at[jnp.arange(S)[:, None], ids_SN].add(limits.biases, mode="drop")
 
 
 def allowed(scaled_SV: Float[Array, "S V"], limits: Restrictions) -> Bool[Array, "S V"]:
-    """The tokens left, from logits already divided by the temperature.
+    """The tokens left, from biased logits already divided by the temperature.
 
-    Banned ids go first. Then top-k keeps the k likeliest; top-p, of these, the fewest likeliest that hold at least p of
-    their mass; min-p whatever is at least min_p times as likely as the likeliest. Ties at a border are kept, all of
-    them, so that the choice does not depend on the order of ids. At least the likeliest token is always left.
+    Banned ids, whose logits are -inf, are none of them. Top-k keeps the k likeliest; top-p, of these, the fewest
+    likeliest that hold at least p of their mass; min-p whatever is at least min_p times as likely as the likeliest.
+    Ties at a border are kept, all of them, so that the choice does not depend on the order of ids. At least the
+    likeliest token is always left.
     """
     S, V = scaled_SV.shape
-    rows = jnp.arange(S)[:, None]
-    ids_SN = jnp.where(limits.banned < 0, V, limits.banned)
-    banned_SV = jnp.zeros((S, V), bool).at[rows, ids_SN].set(True, mode="drop")
-    scaled_SV = jnp.where(banned_SV, -jnp.inf, scaled_SV)
     order_SV = _ordered(scaled_SV)
     peak_S1 = jnp.max(scaled_SV, axis=-1, keepdims=True)
     mass_SV = jnp.exp(scaled_SV - peak_S1)
@@ -44,7 +49,7 @@ def allowed(scaled_SV: Float[Array, "S V"], limits: Restrictions) -> Bool[Array,
     p_cut_S = _largest(lambda cut_S1: jnp.sum(jnp.where(order_SV >= cut_S1, mass_SV, 0.0), axis=-1) >= wanted_S, S)
     p_cut_S = jnp.where(limits.top_p >= 1, jnp.uint32(0), p_cut_S)
     floor_S1 = peak_S1 + jnp.log(limits.min_p)[:, None]
-    return (order_SV >= jnp.maximum(k_cut_S, p_cut_S)[:, None]) & (scaled_SV >= floor_S1) & ~banned_SV
+    return (order_SV >= jnp.maximum(k_cut_S, p_cut_S)[:, None]) & (scaled_SV >= floor_S1) & (scaled_SV > -jnp.inf)
 
 
 def _ordered(x: Float[Array, "S V"]) -> UInt[Array, "S V"]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt
 
-from jaxrl_llm.sampler.restrictions import Restrictions, allowed
+from jaxrl_llm.sampler.restrictions import Restrictions, allowed, biased
 
 
 def request_keys(
@@ -41,9 +41,19 @@ class Softmax(NamedTuple):
 
     def logprob(self, logits_SV: Float[Array, "S V"], tokens_S: Int[Array, " S"]) -> Float[Array, " S"]:
         """log softmax(logits / T)[token], float32 [S]."""
-        logit_S = jnp.take_along_axis(logits_SV, tokens_S[:, None], axis=1)[:, 0]
+        return self.of(jnp.take_along_axis(logits_SV, tokens_S[:, None], axis=1))[:, 0]
+
+    def of(self, logits_SN: Float[Array, "S N"]) -> Float[Array, "S N"]:
+        """Log-probabilities of tokens that have these logits, float32 [S N]."""
         # Peak first: a large logit minus a large log-sum-exp would lose what separates them.
-        return logit_S / self.divisor_S - self.peak_S - self.log_total_S
+        return logits_SN / self.divisor_S[:, None] - self.peak_S[:, None] - self.log_total_S[:, None]
+
+
+def softmax_of(logits_SV: Float[Array, "S V"], divisor_S: Float[Array, " S"]) -> Softmax:
+    """The softmax of logits / divisor where nothing is drawn from it."""
+    scaled_SV = logits_SV / divisor_S[:, None]
+    peak_S = jnp.max(scaled_SV, axis=-1)
+    return Softmax(divisor_S, peak_S, jnp.log(jnp.sum(jnp.exp(scaled_SV - peak_S[:, None]), axis=-1)))
 
 
 def _block_width(vocab: int) -> int:
@@ -112,10 +122,12 @@ def sample(
         return block_S, inside(logits_SBW, block_S) / divisor_S1
 
     def allowed_only(limits: Restrictions):
-        scaled_SV = logits_SV / divisor_S1
+        scaled_SV = biased(logits_SV, limits) / divisor_S1
         scaled_SBW = blocks(jnp.where(allowed(scaled_SV, limits), scaled_SV, -jnp.inf))
         their_peak_SB = jnp.max(scaled_SBW, axis=-1)
-        their_mass_SB = jnp.sum(jnp.exp(scaled_SBW - peak_S1[:, :, None]), axis=-1)
+        # Relative to their own peak: beside a banned token that is far likelier, all that is left would underflow.
+        their_peak_S11 = jnp.max(their_peak_SB, axis=-1)[:, None, None]
+        their_mass_SB = jnp.sum(jnp.exp(scaled_SBW - their_peak_S11), axis=-1)
         narrowed_S = limits.active
         block_S = jnp.where(narrowed_S, pick_block(their_peak_SB, their_mass_SB), pick_block(peak_SB, mass_SB))
         plain_SW = inside(logits_SBW, block_S) / divisor_S1

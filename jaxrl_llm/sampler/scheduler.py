@@ -9,14 +9,16 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from jax import Array
 
-from jaxrl_llm.sampler.checks import check_key, check_prompt, check_sampling
+from jaxrl_llm.sampler.checks import check_prompt, check_request, check_sampling
 from jaxrl_llm.sampler.engine import DecodeState, PolicyEngine, Prefix
 from jaxrl_llm.sampler.recorder import Recorder
 from jaxrl_llm.sampler.results import PolicyResultTokens
+from jaxrl_llm.sampler.scoring import ScoredPrompts
 from jaxrl_llm.sampler.slots import FINISH, RUNNING
 from jaxrl_llm.sampler.statistics import Statistics
 from jaxrl_llm.sampler.stop_strings import first_stop
@@ -24,23 +26,42 @@ from jaxrl_llm.types import Completion, FinishReason, Params, QueueFullError, Sa
 
 Finished = tuple[int, Completion]
 
+_Shared = tuple[bytes, bool]
+"""What siblings have in common: the prompt's content, and whether it is scored."""
+
+_NEWEST = 2**31 - 1  # a version is an int32 on the device
+
 
 @dataclass(frozen=True)
 class _Waiting:
     id: int
     request: SampleRequest
-    prompt: bytes  # the prompt's content: siblings share it
+    shared: _Shared
     since: float
+
+    @property
+    def prompt(self) -> np.ndarray:
+        return np.frombuffer(self.shared[0], np.int32)
 
 
 @dataclass
 class _LongPrefill:
     """A prompt that is prefilled in chunks, a chunk between two dispatches; slots are kept free for its requests."""
 
-    prompt: np.ndarray
+    shared: _Shared
     waiting: list[_Waiting]
     prefix: Prefix
     done: int = 0
+    scores: list[Array] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Prefilled:
+    """A row of a prefix, and the same row's scores if its prompt was scored."""
+
+    prefix: Prefix
+    row: int
+    scores: ScoredPrompts | None
 
 
 @dataclass(frozen=True)
@@ -86,14 +107,16 @@ class Scheduler:
         self._queue: deque[_Waiting] = deque()
         self._long: _LongPrefill | None = None
         self._slots: list[_Waiting | None] = [None] * engine.slots
+        self._slot_of: dict[int, int] = {}
+        self._scores: list[tuple[ScoredPrompts, int] | None] = [None] * engine.slots  # and the prompt's row
         # A heap: the lowest slot first, so that what runs where never depends on what ran before. Rows of a matrix
         # product may round differently from place to place.
         self._free = list(range(engine.slots))
         self._aborted: list[Finished] = []
         self._statistics = Statistics()
         # Prompts prefilled before all their siblings found a slot, kept while the queue's head needs one of them.
-        self._kept: dict[bytes, tuple[Prefix, int]] = {}
-        self._recorder = Recorder(engine.slots, engine.max_new_tokens)
+        self._kept: dict[_Shared, _Prefilled] = {}
+        self._recorder = Recorder(engine.slots, engine.max_new_tokens, engine.top_logprobs)
         self._pending: _Dispatch | None = None
         self._ready_since: float | None = None  # when the device last ran out of work while there was some
         self._paused = False
@@ -127,6 +150,11 @@ class Scheduler:
     def idle(self) -> bool:
         return self.in_flight == 0
 
+    def warm_up(self) -> None:
+        """Compile all that requests will need. Only before the first of them."""
+        assert self.idle
+        self._state = self.engine.warm_up(self._params, self._state)
+
     def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
         """Queue requests; their ids come back in the same order.
 
@@ -144,9 +172,9 @@ class Scheduler:
         for how in {id(r.sampling): r.sampling for r in requests}.values():
             check_sampling(self.engine, how, has_text=self._decode is not None)
         for request in requests:
-            check_key(request)
+            check_request(self.engine, request)
         now = time.perf_counter()
-        waiting = [_Waiting(next(self._ids), r, checked[id(r.tokens_T)], now) for r in requests]
+        waiting = [_Waiting(next(self._ids), r, (checked[id(r.tokens_T)], r.score_prompt), now) for r in requests]
         self._queue.extend(waiting)
         self._count(requests_submitted=len(waiting))
         return [w.id for w in waiting]
@@ -184,12 +212,13 @@ class Scheduler:
     def resume(self) -> None:
         self._paused = False
 
-    def so_far(self, id: int) -> Completion | None:
-        """What a request has produced until now ("aborted" stands for its unknown finish); None without a slot."""
-        for slot, waiting in enumerate(self._slots):
-            if waiting is not None and waiting.id == id:
-                return self._recorder.completion(slot, "aborted")
-        return None
+    def so_far(self, id: int, since: int = 0) -> Completion | None:
+        """What a request has produced beyond its first `since` tokens ("aborted" stands for its unknown finish).
+
+        None without a slot. The prompt's scores come with the first token.
+        """
+        slot = self._slot_of.get(id)
+        return None if slot is None else self._completion(slot, "aborted", since)
 
     def abort(self, ids: Iterable[int]) -> None:
         """Stop these requests; the next `step` returns them with finish "aborted" and the tokens they had.
@@ -205,7 +234,7 @@ class Scheduler:
             self._long.waiting = [w for w in self._long.waiting if w.id not in ids]
             if not self._long.waiting:
                 self._long = None
-        slots = [slot for slot, w in enumerate(self._slots) if w is not None and w.id in ids]
+        slots = sorted(self._slot_of[id] for id in ids & self._slot_of.keys())
         if slots:
             self._state = self.engine.free_resource(self._state, slots)
         nothing = np.zeros(0, np.int32)
@@ -226,11 +255,13 @@ class Scheduler:
         """`update_weights` for weights that `engine.load_params` returned (another thread may have called it)."""
         if version <= self._version:
             raise UserError(f"weights of version {version} come after version {self._version}; versions only go up")
+        if version > _NEWEST:
+            raise UserError(f"weights have the version {version}; the greatest there can be is {_NEWEST}")
         self._params, self._version, self._kept = loaded, version, {}
         on_device = self.engine.device_version(version)
         self._state = replace(self._state, version=on_device)
         if self._long is not None:
-            self._long = _LongPrefill(self._long.prompt, self._long.waiting, self.engine.begin_prefill(on_device))
+            self._long = _LongPrefill(self._long.shared, self._long.waiting, self.engine.begin_prefill(on_device))
         self._stale_keys = self._recompute_kv
         self._count(weight_updates=1)
 
@@ -260,7 +291,7 @@ class Scheduler:
 
     def _recompute_keys(self) -> None:
         sequences = {
-            slot: np.concatenate([np.frombuffer(waiting.prompt, np.int32), self._recorder.tokens(slot)])
+            slot: np.concatenate([waiting.prompt, self._recorder.tokens(slot)])
             for slot, waiting in enumerate(self._slots)
             if waiting is not None and self._recorder.counts[slot]
         }
@@ -271,69 +302,89 @@ class Scheduler:
     def _admit(self) -> None:
         """Give free slots to the head of the queue: prompts of one bucket together, each prompt once."""
         room = len(self._free) - (len(self._long.waiting) if self._long else 0)
-        new: dict[int, dict[bytes, list[_Waiting]]] = {}
+        new: dict[tuple[int, bool], dict[_Shared, list[_Waiting]]] = {}
         while self._queue and room:
             head = self._queue[0]
-            length = len(head.prompt) // 4
-            if head.prompt in self._kept:
-                prefix, row = self._kept[head.prompt]
-                siblings = self._take(head.prompt, room)
-                self._insert(prefix, [(row, w) for w in siblings])
+            length = len(head.prompt)
+            if head.shared in self._kept:
+                siblings = self._take(head.shared, room)
+                self._insert([(self._kept[head.shared], w) for w in siblings])
             elif length > self.engine.prefill_chunk:
                 if self._long is not None:
                     break  # one at a time; what stands behind it waits, first in first out
-                siblings = self._take(head.prompt, room)
+                siblings = self._take(head.shared, room)
                 prefix = self.engine.begin_prefill(self.engine.device_version(self._version))
-                self._long = _LongPrefill(np.frombuffer(head.prompt, np.int32), siblings, prefix)
+                self._long = _LongPrefill(head.shared, siblings, prefix)
             else:
-                siblings = self._take(head.prompt, room)
-                new.setdefault(self.engine.bucket(length), {}).setdefault(head.prompt, []).extend(siblings)
+                siblings = self._take(head.shared, room)
+                together = new.setdefault((self.engine.bucket(length), head.request.score_prompt), {})
+                together.setdefault(head.shared, []).extend(siblings)
             room -= len(siblings)
-        for bucket, prompts in new.items():
+        for (bucket, scored), prompts in new.items():
             rows = self.engine.prefill_rows(bucket)
             items = list(prompts.items())
             for start in range(0, len(items), rows):
-                self._prefill(items[start : start + rows])
-        head = self._queue[0].prompt if self._queue else None
-        self._kept = {prompt: kept for prompt, kept in self._kept.items() if prompt == head}
+                self._prefill(items[start : start + rows], scored)
+        head = self._queue[0].shared if self._queue else None
+        self._kept = {shared: kept for shared, kept in self._kept.items() if shared == head}
 
-    def _take(self, prompt: bytes, most: int) -> list[_Waiting]:
+    def _take(self, shared: _Shared, most: int) -> list[_Waiting]:
         """Remove the requests for this prompt that stand together at the head of the queue, at most `most`."""
         taken = []
-        while self._queue and len(taken) < most and self._queue[0].prompt == prompt:
+        while self._queue and len(taken) < most and self._queue[0].shared == shared:
             taken.append(self._queue.popleft())
         return taken
 
-    def _prefill(self, items: Sequence[tuple[bytes, list[_Waiting]]]) -> None:
-        prompts = [np.frombuffer(prompt, np.int32) for prompt, _ in items]
-        prefix = self.engine.prefill_many(self._params, prompts, self.engine.device_version(self._version))
-        self._kept |= {prompt: (prefix, row) for row, (prompt, _) in enumerate(items)}
-        self._insert(prefix, [(row, w) for row, (_, waiting) in enumerate(items) for w in waiting])
-        self._count(prompts_prefilled=len(prompts), prefill_tokens=sum(map(len, prompts)))
+    def _prefill(self, items: Sequence[tuple[_Shared, list[_Waiting]]], scored: bool) -> None:
+        prompts = [waiting[0].prompt for _, waiting in items]
+        version, scores = self.engine.device_version(self._version), None
+        if scored:
+            prefix, columns = self.engine.prefill_scored(self._params, prompts, version)
+            scores = ScoredPrompts([columns])
+        else:
+            prefix = self.engine.prefill_many(self._params, prompts, version)
+        rows = [_Prefilled(prefix, row, scores) for row in range(len(items))]
+        self._kept |= {shared: row for row, (shared, _) in zip(rows, items, strict=True)}
+        self._insert([(row, w) for row, (_, waiting) in zip(rows, items, strict=True) for w in waiting])
+        self._count_prefill(prompts, scored)
+
+    def _count_prefill(self, prompts: Sequence[np.ndarray], scored: bool) -> None:
+        count = len(prompts)
+        self._count(
+            prompts_prefilled=count, prompts_scored=count if scored else 0, prefill_tokens=sum(map(len, prompts))
+        )
 
     def _prefill_chunk(self) -> None:
         """One chunk of the long prompt, so that those who decode wait for no more than that."""
         long = self._long
         if long is None:
             return
-        long.prefix = self.engine.extend_prefill(self._params, long.prefix, long.prompt, long.done)
+        prompt, (_, scored) = long.waiting[0].prompt, long.shared
+        if scored:
+            long.prefix, columns = self.engine.extend_scored(self._params, long.prefix, prompt, long.done)
+            long.scores.append(columns)
+        else:
+            long.prefix = self.engine.extend_prefill(self._params, long.prefix, prompt, long.done)
         long.done += self.engine.prefill_chunk
-        if long.done >= len(long.prompt):
+        if long.done >= len(prompt):
             self._long = None
-            self._insert(long.prefix, [(0, w) for w in long.waiting])
-            if self._queue and self._queue[0].prompt == long.waiting[0].prompt:
-                self._kept[long.waiting[0].prompt] = (long.prefix, 0)
-            self._count(prompts_prefilled=1, prefill_tokens=len(long.prompt))
+            whole = _Prefilled(long.prefix, 0, ScoredPrompts(long.scores) if scored else None)
+            self._insert([(whole, w) for w in long.waiting])
+            if self._queue and self._queue[0].shared == long.shared:
+                self._kept[long.shared] = whole
+            self._count_prefill([prompt], scored)
 
-    def _insert(self, prefix: Prefix, admitted: Sequence[tuple[int, _Waiting]]) -> None:
+    def _insert(self, admitted: Sequence[tuple[_Prefilled, _Waiting]]) -> None:
+        """Give slots to requests whose prompts are rows of one prefix."""
         entries, now, queued_s = [], time.perf_counter(), 0.0
-        for row, waiting in admitted:
+        for prefilled, waiting in admitted:
             slot = heapq.heappop(self._free)
-            self._slots[slot] = waiting
+            self._slots[slot], self._slot_of[waiting.id] = waiting, slot
+            self._scores[slot] = None if prefilled.scores is None else (prefilled.scores, prefilled.row)
             self._recorder.counts[slot] = 0
             queued_s += now - waiting.since
-            entries.append((slot, row, waiting.request))
-        self._state = self.engine.insert_many(prefix, self._state, entries)
+            entries.append((slot, prefilled.row, waiting.request))
+        self._state = self.engine.insert_many(admitted[0][0].prefix, self._state, entries)
         self._count(requests_admitted=len(entries), queue_s=queued_s)
 
     # After a dispatch.
@@ -389,8 +440,20 @@ class Scheduler:
         return cut
 
     def _release(self, slot: int, finish: FinishReason) -> Finished:
-        waiting = self._slots[slot]
+        waiting, completion = self._slots[slot], self._completion(slot, finish)
         assert waiting is not None
-        self._slots[slot] = None
+        self._slots[slot] = self._scores[slot] = None
+        del self._slot_of[waiting.id]
         heapq.heappush(self._free, slot)
-        return waiting.id, self._recorder.completion(slot, finish)
+        return waiting.id, completion
+
+    def _completion(self, slot: int, finish: FinishReason, since: int = 0) -> Completion:
+        waiting, scores = self._slots[slot], self._scores[slot]
+        assert waiting is not None
+        wanted = waiting.request.alternatives
+        completion = self._recorder.completion(slot, finish, since=since, alternatives=wanted)
+        # Before the first token came, the scores may not have been computed: nobody waits for them here.
+        if scores is None or since or not self._recorder.counts[slot]:
+            return completion
+        scored, row = scores
+        return replace(completion, prompt=scored.read(row, len(waiting.prompt), wanted))

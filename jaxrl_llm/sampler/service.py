@@ -23,7 +23,7 @@ from jaxrl_llm.types import Completion, Params, QueueFullError, RunFailedError, 
 
 T = TypeVar("T")
 
-State = Literal["running", "paused", "draining", "drained", "failed", "stopped"]
+State = Literal["starting", "running", "paused", "draining", "drained", "failed", "stopped"]
 
 
 class SamplerClosedError(RunFailedError):
@@ -44,6 +44,11 @@ class Health:
     def live(self) -> bool:
         return self.state not in ("failed", "stopped")
 
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be worked on now."""
+        return self.live and self.state != "starting"
+
 
 @dataclass
 class _Stream:
@@ -58,9 +63,11 @@ class SamplerService:
 
     A request that the scheduler refuses (UserError, QueueFullError) fails alone. Any other error of the scheduler is
     the end: every stream raises it, later calls raise SamplerClosedError, `health` says so.
+
+    With `warm_up` the thread first compiles all that requests will need; until `started` is done, requests queue up.
     """
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Scheduler, *, warm_up: bool = False):
         self.engine = scheduler.engine
         self._scheduler = scheduler
         self._streams: dict[int, _Stream] = {}
@@ -73,7 +80,9 @@ class SamplerService:
         self._closed: str | None = None
         self._log = logging.getLogger(__name__)
         self._thread = threading.Thread(target=self._own, name="sampler", daemon=True)
-        self._observe()
+        self._warm_up = warm_up
+        self.started: Future[None] = Future()
+        self._observe("starting" if warm_up else None)
 
     def start(self) -> "SamplerService":
         self._thread.start()
@@ -196,6 +205,10 @@ class SamplerService:
 
     def _own(self) -> None:
         try:
+            if self._warm_up:
+                self._scheduler.warm_up()
+            self._observe()
+            self.started.set_result(None)
             while self._wait():
                 for id, completion in self._scheduler.step(self._run_commands):
                     stream = self._streams.pop(id)
@@ -260,10 +273,10 @@ class SamplerService:
     def _feed(self) -> None:
         """Hand out what the last dispatch made."""
         for id, stream in self._streams.items():
-            so_far = self._scheduler.so_far(id) if stream.live else None
-            if so_far is not None and len(so_far.tokens_T) > stream.seen:
-                stream.reply._put(stream.index, delta_after(so_far, stream.seen, None))
-                stream.seen = len(so_far.tokens_T)
+            new = self._scheduler.so_far(id, stream.seen) if stream.live else None
+            if new is not None and len(new.tokens_T):
+                stream.reply._put(stream.index, delta_after(new, 0, None))
+                stream.seen += len(new.tokens_T)
 
     def _observe(self, state: State | None = None, error: str | None = None) -> None:
         """Keep what `health` answers with: reading it must not wait for a dispatch."""
@@ -286,5 +299,5 @@ class SamplerService:
             closed.__cause__ = error
             reply._fail(closed)
         self._streams.clear()
-        for drained in self._drains:
-            drained.set_exception(SamplerClosedError(why))
+        for waiting in [*self._drains, *([] if self.started.done() else [self.started])]:
+            waiting.set_exception(SamplerClosedError(why))

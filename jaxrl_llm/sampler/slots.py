@@ -15,10 +15,10 @@ from jax import Array, lax
 
 from jaxrl_llm.sampler.interruption import Interruption, draw_budgets
 from jaxrl_llm.sampler.restrictions import Restrictions
-from jaxrl_llm.sampler.sampling import request_keys, sample, token_keys
+from jaxrl_llm.sampler.sampling import Softmax, request_keys, sample, token_keys
 from jaxrl_llm.types import FinishReason, SampleRequest, Sampling, ThinkingBudget
 
-STOP_IDS, BANNED_IDS = 8, 16
+STOP_IDS, BIASED_IDS = 8, 16
 """How many of them a slot has room for."""
 
 RUNNING, STOPPED, FULL, REPEATING, FREE = range(5)
@@ -48,13 +48,15 @@ class Slots:
     min_p: Array  # float32
     min_new: Array  # int32
     stop_ids: Array  # int32 [S, STOP_IDS], the end-of-sequence id among them; -1 is nothing
-    banned: Array  # int32 [S, BANNED_IDS]; -1 is nothing
+    biased: Array  # int32 [S, BIASED_IDS]; -1 is nothing
+    biases: Array  # float32 [S, BIASED_IDS]; -inf is a ban
     certain_limit: Array  # int32, 0 is off
     certain: Array  # int32: consecutive certain tokens so far
     thinking_until: Array  # int32: tokens it may think; 0 when it does not (any more)
     answer: Array  # int32: tokens it may answer after its thinking
     forced: Array  # int32: index of the phrase's next token to force; the phrase's length when none is
     tail: Array  # int32 [S, max(M, 1)]: its last tokens
+    alternatives: Array  # int32: how many of the likeliest tokens it wants to know with each of its own
 
     @property
     def active(self) -> Array:
@@ -63,32 +65,45 @@ class Slots:
 
 @flax.struct.dataclass
 class Report:
-    """One token of each slot on its way to the host; `flags` 0 says that there is none."""
+    """One token of each slot on its way to the host; `flags` 0 says that there is none.
+
+    Beside it the A likeliest tokens there, where A is how many the engine keeps.
+    """
 
     tokens: Array  # int32
     flags: Array  # int32
     logprobs: Array  # float32
     versions: Array  # int32
+    likeliest: Array  # int32 [S, A]
+    likeliest_logprobs: Array  # float32 [S, A]
 
     def columns(self) -> Array:
-        """int32 [4, S]"""
-        return jnp.stack([self.tokens, self.flags, lax.bitcast_convert_type(self.logprobs, jnp.int32), self.versions])
+        """int32 [4 + 2 A, S]"""
+        logprobs, theirs = (lax.bitcast_convert_type(x, jnp.int32) for x in (self.logprobs, self.likeliest_logprobs))
+        own = jnp.stack([self.tokens, self.flags, logprobs, self.versions])
+        return jnp.concatenate([own, self.likeliest.T, theirs.T])
 
 
-def no_report(slots: int) -> Report:
+def no_report(slots: int, alternatives: int) -> Report:
     zeros = jnp.zeros(slots, jnp.int32)
-    return Report(zeros, zeros, jnp.zeros(slots, jnp.float32), zeros)
+    return Report(zeros, zeros, jnp.zeros(slots, jnp.float32), zeros, *_no_alternatives(slots, alternatives))
+
+
+def _no_alternatives(slots: int, alternatives: int) -> tuple[Array, Array]:
+    shape = (slots, alternatives)
+    return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
 
 
 # The table that tells the engine what enters which slot: one int32 row per entry.
 _NUMBERS = (
     "slot", "source", "seed", "stream", "sibling", "limit", "temperature", "top_k", "top_p", "min_p", "min_new",
-    "certain_limit", "lowest", "highest", "answer",
+    "certain_limit", "lowest", "highest", "answer", "alternatives",
 )  # fmt: skip
 _FLOATS = {"temperature", "top_p", "min_p"}
 _STOPS = len(_NUMBERS)
-_BANS = _STOPS + STOP_IDS
-_WIDTH = _BANS + BANNED_IDS
+_BIASED = _STOPS + STOP_IDS
+_BIASES = _BIASED + BIASED_IDS
+_WIDTH = _BIASES + BIASED_IDS
 
 Entry = tuple[int, int, SampleRequest]
 """(slot, row of the prefix, request)"""
@@ -109,6 +124,7 @@ def entry_table(entries: Sequence[Entry], rows: int, slots: int, eos_id: int) ->
     filled[:, 1] = [source for _, source, _ in entries]
     keys = [(request.seed, request.stream, request.sibling) for _, _, request in entries]
     filled[:, 2:5] = np.array(keys, np.uint32).view(np.int32)
+    filled[:, _NUMBERS.index("alternatives")] = [request.alternatives for _, _, request in entries]
     return table
 
 
@@ -125,7 +141,9 @@ def _sampling_row(how: Sampling, eos_id: int) -> np.ndarray:
         row[_NUMBERS.index(name)] = bits
     row[_STOPS] = eos_id
     row[_STOPS + 1 : _STOPS + 1 + len(how.stop_ids)] = how.stop_ids
-    row[_BANS : _BANS + len(how.banned_ids)] = how.banned_ids
+    biases = [*((token, -np.inf) for token in how.banned_ids), *how.logit_bias]
+    row[_BIASED : _BIASED + len(biases)] = [token for token, _ in biases]
+    row[_BIASES : _BIASES + len(biases)] = np.array([bias for _, bias in biases], np.float32).view(np.int32)
     return row
 
 
@@ -155,14 +173,16 @@ def read_table(table: Array, lengths_P: Array, interruption: Interruption | None
             top_p=column("top_p"),
             min_p=column("min_p"),
             min_new=column("min_new"),
-            stop_ids=table[:, _STOPS:_BANS],
-            banned=table[:, _BANS:],
+            stop_ids=table[:, _STOPS:_BIASED],
+            biased=table[:, _BIASED:_BIASES],
+            biases=lax.bitcast_convert_type(table[:, _BIASES:], jnp.float32),
             certain_limit=column("certain_limit"),
             certain=zeros,
             thinking_until=draw_budgets(keys, column("lowest"), column("highest")),
             answer=column("answer"),
             forced=zeros + (len(interruption.phrase) if interruption else 0),
             tail=jnp.full((rows, _tail_width(interruption)), -1, jnp.int32),
+            alternatives=column("alternatives"),
         ),
     )
 
@@ -173,8 +193,13 @@ def free_slots(slots: int, interruption: Interruption | None) -> Slots:
     return replace(empty, status=jnp.full(slots, FREE, jnp.int32))
 
 
-def advance(slots: Slots, logits_SV: Array, version: Array, interruption: Interruption | None) -> tuple[Slots, Report]:
-    """The next token of every running slot, drawn from `logits_SV` or forced, and what follows from it."""
+def advance(
+    slots: Slots, logits_SV: Array, version: Array, interruption: Interruption | None, alternatives: int
+) -> tuple[Slots, Report]:
+    """The next token of every running slot, drawn from `logits_SV` or forced, and what follows from it.
+
+    `alternatives` is how many of the likeliest tokens a slot can be told at most.
+    """
     running = slots.active
     drawn, softmax = sample(
         logits_SV, slots.temperatures, token_keys(slots.keys, slots.generated), _restrictions(slots)
@@ -201,8 +226,23 @@ def advance(slots: Slots, logits_SV: Array, version: Array, interruption: Interr
         return jnp.where(running.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     flags = running * (VALID + FORCED * forcing)
-    report = Report(tokens, flags.astype(jnp.int32), logprobs, jnp.broadcast_to(version, tokens.shape))
+    versions = jnp.broadcast_to(version, tokens.shape)
+    likeliest = _likeliest(running & (slots.alternatives > 0), logits_SV, softmax, alternatives)
+    report = Report(tokens, flags.astype(jnp.int32), logprobs, versions, *likeliest)
     return jax.tree.map(keep, after, slots), report
+
+
+def _likeliest(wanted_S: Array, logits_SV: Array, softmax: Softmax, count: int) -> tuple[Array, Array]:
+    """(ids, log-probabilities) [S count] of the likeliest tokens; zeros, at no cost, while no slot wants them."""
+    nothing = _no_alternatives(len(wanted_S), count)
+    if not count:
+        return nothing
+
+    def find() -> tuple[Array, Array]:
+        logits_SA, ids_SA = lax.top_k(logits_SV, count)
+        return ids_SA, softmax.of(logits_SA)
+
+    return lax.cond(jnp.any(wanted_S), find, lambda: nothing)
 
 
 def _think(after: Slots, forcing: Array, interruption: Interruption) -> Slots:
@@ -229,15 +269,17 @@ def _think(after: Slots, forcing: Array, interruption: Interruption) -> Slots:
 
 def _restrictions(slots: Slots) -> Restrictions:
     early = slots.generated < slots.min_new
-    banned = jnp.concatenate([slots.banned, jnp.where(early[:, None], slots.stop_ids, -1)], axis=1)
-    narrowed = (slots.top_k > 0) | (slots.top_p < 1) | (slots.min_p > 0) | jnp.any(banned >= 0, axis=1)
-    return Restrictions(narrowed & slots.active, slots.top_k, slots.top_p, slots.min_p, banned)
+    biased = jnp.concatenate([slots.biased, jnp.where(early[:, None], slots.stop_ids, -1)], axis=1)
+    biases = jnp.concatenate([slots.biases, jnp.full(slots.stop_ids.shape, -jnp.inf, jnp.float32)], axis=1)
+    narrowed = (slots.top_k > 0) | (slots.top_p < 1) | (slots.min_p > 0) | jnp.any(biased >= 0, axis=1)
+    return Restrictions(narrowed & slots.active, slots.top_k, slots.top_p, slots.min_p, biased, biases)
 
 
 def _tail_width(interruption: Interruption | None) -> int:
     return max(1, len(interruption.end_of_thinking)) if interruption else 1
 
 
-def slot_shardings(per_slot: Any) -> Slots:
-    """Slots with the same sharding at every leaf."""
-    return Slots(**dict.fromkeys(Slots.__dataclass_fields__, per_slot))
+def slot_shardings(per_slot: Any) -> tuple[Slots, Report]:
+    """Slots and their report with the same sharding at every leaf."""
+    slots, report = (dict.fromkeys(kind.__dataclass_fields__, per_slot) for kind in (Slots, Report))
+    return Slots(**slots), Report(**report)

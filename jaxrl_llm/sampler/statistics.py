@@ -17,6 +17,7 @@ class Statistics:
     requests_completed: int = 0
     requests_aborted: int = 0
     prompts_prefilled: int = 0
+    prompts_scored: int = 0
     prefill_tokens: int = 0
     tokens_generated: int = 0
     decoded_tokens: int = 0

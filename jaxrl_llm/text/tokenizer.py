@@ -1,7 +1,7 @@
 """What the rest of the house may ask of a tokenizer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, SupportsInt
+from typing import Any, Protocol, SupportsInt
 
 import numpy as np
 
@@ -66,6 +66,25 @@ class Tokenizer(Protocol):
     def token_id(self, special: str) -> int:
         """Id of one special token. Raises UserError for an unknown one."""
         ...
+
+
+class WithSpareIds:
+    """`tokenizer` for a model that has more rows than it has ids, as many published ones do.
+
+    Such a model may sample any of its rows. Those without a token have no text, like special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
+        self._tokenizer, self.vocab_size = tokenizer, vocab_size
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a copy asks before it has anything to ask
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        known = self._tokenizer.vocab_size
+        return self._tokenizer.decode([i for i in check_ids(ids, self.vocab_size) if i < known])
 
 
 def encode_each(encode: Callable[[str], list[int]], parts: Sequence[str | int]) -> list[int]:

@@ -98,6 +98,10 @@ def test_a_run_that_began_with_a_folder_gives_one_back(folder, tiny, tmp_path, j
     setup = assemble(load(tiny, [f"model.init={folder}", *SHAPES]))
     assert setup.config.model.qkv_bias
     assert setup.config.model.vocab_size == 40
+    text = setup.tokenizer.encode("12")
+    assert setup.tokenizer.decode([39, *text, 39]) == "12"  # the model's rows beyond the tokenizer's ids are no text
+    with pytest.raises(ValueError, match="40 is outside"):
+        setup.tokenizer.decode([40])
     params = initial_params(setup)
     run = tmp_path / "run"
     run.mkdir()

@@ -52,16 +52,18 @@ def test_a_served_run_answers_at_every_door_and_stops_on_a_signal(run_and_setup)
     command = [sys.executable, "-c", "from jaxrl_llm.cli.main import main; main()"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "JAXRL_SERVE_TOKEN": TOKEN}
     process = subprocess.Popen(
-        [*command, "serve", str(run), "--port", "0", "--http-port", "0", "--name", "sums"],
+        # The trainer's mesh would need more devices than there are: nobody trains here.
+        [*command, "serve", str(run), "train.mesh={data: 64}", "--port", "0", "--http-port", "0", "--name", "sums"],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     alarm = threading.Timer(120, process.kill)  # so that no silence can outlast the suite's patience
     alarm.start()
     try:
-        lines = [process.stdout.readline() for _ in range(3)]
+        lines = [process.stdout.readline() for _ in range(4)]
         assert "step 3 in" in lines[0], (lines, process.stderr.read() if process.poll() is not None else "")
-        grpc_port = re.search(r"gRPC on 127\.0\.0\.1:(\d+) .*jetstream_proto.Orchestrator.*a token", lines[1])[1]
-        http_port = re.search(r"HTTP on http://127\.0\.0\.1:(\d+)/v1 \(model 'sums'", lines[2])[1]
+        assert "503" in lines[1]
+        grpc_port = re.search(r"gRPC on 127\.0\.0\.1:(\d+) .*jetstream_proto.Orchestrator.*a token", lines[2])[1]
+        http_port = re.search(r"HTTP on http://127\.0\.0\.1:(\d+)/v1 \(model 'sums'", lines[3])[1]
 
         prompt = setup.tokenizer.encode("3+4=")
         scheduler = Scheduler(setup.engine, weights(setup, 3), version=3)
@@ -77,6 +79,9 @@ def test_a_served_run_answers_at_every_door_and_stops_on_a_signal(run_and_setup)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         assert json.loads(connection.getresponse().read())["choices"][0]["token_ids"] == wanted.tokens_T.tolist()
+        connection.request("POST", "/v1/completions", json.dumps(body | {"logprobs": 5, "echo": True}), headers)
+        scores = json.loads(connection.getresponse().read())["choices"][0]["logprobs"]
+        assert len(scores["token_logprobs"]) == len(prompt) + len(wanted.tokens_T)
         connection.close()
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)

@@ -39,6 +39,7 @@ def long_engine():
         prefill_chunk=10,
         prefill_buckets=(4, 10),
         interruption=Interruption(PHRASE, MARK),
+        top_logprobs=3,
     )
 
 

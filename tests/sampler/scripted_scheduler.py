@@ -43,8 +43,9 @@ class ScriptedScheduler:
 
     def __init__(self, *, slots=4, max_queue=None, gated=False):
         self.engine = SimpleNamespace(
-            slots=slots, max_prompt_tokens=PROMPT, max_new_tokens=NEW, eos_id=EOS, model=CONFIG, load_params=lambda p: p
-        )
+            slots=slots, max_prompt_tokens=PROMPT, max_new_tokens=NEW, eos_id=EOS, model=CONFIG, top_logprobs=0,
+            load_params=lambda p: p,
+        )  # fmt: skip
         self.version, self.paused, self.broken = 0, False, None
         self.statistics = Statistics(occupancy=0.5)
         self._max_queue, self._next = max_queue, 0
@@ -101,14 +102,15 @@ class ScriptedScheduler:
                 del self._running[id]
         return finished
 
-    def so_far(self, id):
-        return self._completion(id, "aborted") if id in self._running else None
+    def so_far(self, id, since=0):
+        return self._completion(id, "aborted", since) if id in self._running else None
 
-    def _completion(self, id, finish):
+    def _completion(self, id, finish, since=0):
         request, versions = self._running[id]
-        count = len(versions)
+        made = slice(since, len(versions))
         tokens, logprobs = scripted(request)
-        return Completion(tokens[:count], logprobs[:count], np.array(versions, np.int32), np.zeros(count, bool), finish)
+        versions = np.array(versions, np.int32)[made]
+        return Completion(tokens[made], logprobs[made], versions, np.zeros(len(versions), bool), finish)
 
     def abort(self, ids):
         self._check_owner()

@@ -18,9 +18,9 @@ OPEN = check_access("127.0.0.1", None, None, None)
 
 
 @contextlib.contextmanager
-def up(scheduler, access=OPEN, *, template="none", max_calls=32, tokenizer=TOKENIZER):
+def up(scheduler, access=OPEN, *, template="none", max_calls=32, tokenizer=TOKENIZER, warm_up=False):
     """(service, ports) with both servers on free ports."""
-    served_by = SamplerService(scheduler)
+    served_by = SamplerService(scheduler, warm_up=warm_up)
     with served_by as service:
         served = Served(service, tokenizer, template, "tiny", max_choices=16)
         with serving(served, access, grpc_port=0, http_port=0, max_calls=max_calls, grace_s=1) as ports:

@@ -99,7 +99,7 @@ def test_weights_are_cast_to_the_sampler(params):
     assert {x.dtype for x in jax.tree.leaves(loaded)} == {jnp.dtype("bfloat16")}
 
 
-@pytest.mark.parametrize("change", ["missing", "extra", "shape", "nested"])
+@pytest.mark.parametrize("change", ["missing", "extra", "shape", "number", "nested"])
 def test_wrong_weights_are_refused_by_name(engine, params, change):
     wrong = {**params, "layers": dict(params["layers"])}
     if change == "missing":
@@ -108,6 +108,9 @@ def test_wrong_weights_are_refused_by_name(engine, params, change):
     elif change == "extra":
         wrong["lora"] = params["embed"]
         words = "have a leaf lora"
+    elif change == "number":
+        wrong["final_norm"] = 1.0
+        words = r"final_norm has shape \(\)"
     elif change == "nested":
         del wrong["layers"]["k"]
         words = r"lack the leaf layers\.k"

@@ -7,17 +7,18 @@ import pytest
 from sampler_reference import CONFIG, PROMPT, make_engine, make_params
 
 
-@pytest.mark.parametrize("stage", ["prefill", "decode"])
+@pytest.mark.parametrize("stage", ["prefill", "scored prefill", "decode"])
 def test_the_samplers_head_is_float32_at_the_highest_precision_whatever_its_dtype(stage):
     # A head that is float32 on the trainer's side only makes ratios differ from 1 at equal weights.
     config = CONFIG.model_copy(update={"compute_dtype": "bfloat16"})
-    engine = make_engine(config, dtype="bfloat16")
+    engine = make_engine(config, dtype="bfloat16", top_logprobs=2)
     params, state = engine.load_params(make_params(config, 3)), engine.init_decode_state()
     if stage == "decode":
         text = engine._generate_jit.lower(params, state, np.int32(5)).as_text()
     else:
         prompts = (np.zeros((4, PROMPT), np.int32), np.ones(4, np.int32), np.int32(1))
-        text = engine._prefill_jit.lower(params, *prompts, engine.device_version(0)).as_text()
+        program = engine._prefill_scored_jit if stage == "scored prefill" else engine._prefill_jit
+        text = program.lower(params, *prompts, engine.device_version(0)).as_text()
     dots = [line for line in text.splitlines() if "dot_general" in line]
     head = [line for line in dots if re.search(r"tensor<\d+x20xf32>$", line.strip().split(" loc(")[0])]
     assert head

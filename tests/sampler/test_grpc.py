@@ -76,6 +76,7 @@ def test_every_sampling_option_arrives():
         stop_ids=(4, 9),
         stop_strings=("ab", "\u4e2d"),
         banned_ids=(3,),
+        logit_bias=((5, 1.5), (0, -100.0)),
         thinking=ThinkingBudget(1, 4, 2),
         repetition_limit=3000,
     )

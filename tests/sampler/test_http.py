@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from serving_reference import TOKENIZER, call, connect, events, up
 from test_service import ask, wait_until
 
 from jaxrl_llm.sampler.serving import http_app
+from jaxrl_llm.sampler.serving.openai_request import Limits, RefusedFieldError, read_chat
 from jaxrl_llm.text.tokenizer import encode_each
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -135,6 +137,27 @@ def test_chat_with_a_template():
     assert body["usage"]["prompt_tokens"] == len(wanted)
 
 
+def test_tools_stand_in_the_prompt_where_the_template_shows_them():
+    characters = "usertmainx\n"
+    tokenizer = SimpleNamespace(
+        **{"special_tokens": {"<s>": 0}, "bos_id": None, "eos_id": 1},
+        chat_template="{{ messages[0].content }}{% for tool in tools or [] %}{{ tool.name }}{% endfor %}",
+        encode=lambda text: [2 + characters.index(char) for char in text],
+        decode=lambda ids: "".join(characters[i % 10] for i in ids),
+    )
+    tokenizer.encode_parts = partial(encode_each, tokenizer.encode)
+    limits = Limits(4, 4, 0)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": [{"name": "matrix"}]}
+    for choice in ({}, {"tool_choice": "auto"}):
+        (prompt,) = read_chat(body | choice, tokenizer, "model", limits).prompts
+        assert list(prompt) == tokenizer.encode("xmatrix")
+    with pytest.raises(RefusedFieldError, match="tool_choice"):
+        read_chat(body | {"tool_choice": "required"}, tokenizer, "model", limits)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(RefusedFieldError, match="shows the policy no tools"):
+        read_chat(body, tokenizer, "model", limits)
+
+
 def test_sampling_fields_reach_the_scheduler(server):
     seen = []
     take = server.service._scheduler.submit
@@ -142,7 +165,7 @@ def test_sampling_fields_reach_the_scheduler(server):
     try:
         status, _ = complete(
             server, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, min_tokens=2, seed=11, n=2, stop=["ab", "c"],
-            stop_token_ids=[4], logit_bias={"5": -100}, presence_penalty=0.0, user="me",
+            stop_token_ids=[4], logit_bias={"5": -100, "6": 1.5, "7": 0}, presence_penalty=0.0, user="me",
         )  # fmt: skip
         assert status == 200
         complete(server)
@@ -152,6 +175,7 @@ def test_sampling_fields_reach_the_scheduler(server):
     how = seen[0].sampling
     assert (how.max_new_tokens, how.temperature, how.top_p, how.top_k, how.min_p) == (6, 0.5, 0.9, 7, 0.1)
     assert (how.min_new_tokens, how.stop_strings, how.stop_ids, how.banned_ids) == (2, ("ab", "c"), (4,), (5,))
+    assert how.logit_bias == ((6, 1.5),)
     assert [(request.seed, request.stream, request.sibling) for request in seen[:2]] == [(11, 0, 0), (11, 0, 1)]
     assert (seen[2].sampling.temperature, seen[2].sampling.top_p) == (1.0, 1.0)
     assert seen[2].seed != seen[3].seed  # nobody asked for the same sample twice
@@ -162,9 +186,11 @@ def test_sampling_fields_reach_the_scheduler(server):
     [
         ({"frequency_penalty": 0.5}, "frequency_penalty", "0.5 is not supported"),
         ({"best_of": 4}, "best_of", "not supported"),
-        ({"logprobs": 3}, "logprobs", "chosen tokens"),
-        ({"logit_bias": {"5": 2.0}}, "logit_bias", "only -100"),
+        ({"logprobs": 3}, "logprobs", "keeps 0 to 0 alternatives"),
+        ({"logit_bias": {"x": 2.0}}, "logit_bias", "'x' is no token id"),
+        ({"logit_bias": {"9" * 5000: 2.0}}, "logit_bias", "is no token id"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"max_tokens": 0}, "max_tokens", "only makes sense with echo"),
         ({"guided_json": {}}, "guided_json", "not a field"),
         ({"temperature": "hot"}, "temperature", "valid number"),
         ({"max_tokens": 2.5}, "max_tokens", "integer"),
@@ -175,7 +201,7 @@ def test_sampling_fields_reach_the_scheduler(server):
         ({"prompt": [1, 99]}, "prompt", "holds the id 99"),
         ({"prompt": "Z"}, None, "not in the tokenizer's vocabulary"),
         ({"prompt": "abcdefgh"}, None, "8 tokens"),
-        ({"echo": True, "logprobs": 0}, "echo", "log-probabilities"),
+        ({"echo": True, "logprobs": 0}, "echo", "scores no prompts"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
         ({"stop": [["a"]]}, "stop", "valid string"),
     ],
@@ -193,7 +219,10 @@ def test_chat_refusals(server):
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages"),
         ({"messages": [{"role": "system", "content": "a"}, *hello]}, "messages"),  # there is no template
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
-        ({"messages": hello, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": hello, "top_logprobs": 2}, "top_logprobs"),  # without logprobs
+        ({"messages": hello, "logprobs": True, "top_logprobs": 2}, "top_logprobs"),  # none are kept
+        ({"messages": hello, "tools": [{"type": "function"}]}, "tools"),  # there is no template
+        ({"messages": hello, "tool_choice": "required"}, "tool_choice"),
         ({"messages": hello, "max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens"),
         ({"messages": hello, "response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": hello, "prompt": "a"}, "prompt"),
@@ -208,6 +237,8 @@ def test_other_errors_have_the_same_shape(server):
         (call(server.http, COMPLETIONS, b"{"), 400, None),
         (call(server.http, COMPLETIONS, b"[]"), 400, None),
         (call(server.http, COMPLETIONS, b'{"a":' * 100000), 400, None),
+        (call(server.http, COMPLETIONS, b'{"model": "tiny", "prompt": "a", "stop": "\\ud800"}'), 400, None),
+        (call(server.http, COMPLETIONS, b'{"model": "\xed\xa0\x80", "prompt": "a"}'), 400, None),
         (call(server.http, COMPLETIONS, {"prompt": "a"}), 400, None),
         (call(server.http, COMPLETIONS, b"x" * (5 << 20)), 413, None),
         (call(server.http, COMPLETIONS, {}, headers={"Content-Type": "text/plain"}), 415, None),
@@ -225,6 +256,16 @@ def test_models_health_and_metrics(server):
     status, text = call(server.http, "/metrics", raw=True)
     assert status == 200
     assert "# TYPE jaxrl_sampler_slots gauge\njaxrl_sampler_slots 4.0" in text
+
+
+def test_health_is_503_until_everything_is_compiled():
+    scheduler, compiled = ScriptedScheduler(), threading.Event()
+    scheduler.warm_up = lambda: compiled.wait(20)
+    with up(scheduler, warm_up=True) as server:
+        assert call(server.http, "/health") == (503, {"status": "starting"})
+        compiled.set()
+        assert complete(server)[0] == 200  # what came before waited
+        assert call(server.http, "/health")[0] == 200
 
 
 def test_a_page_of_another_site_is_kept_out(server):

@@ -35,6 +35,7 @@ OPTIONS = [
     {"thinking": THINK, "top_k": 4, "min_new_tokens": 4},
     {"repetition_limit": 2},
     {"stop_ids": (9, 11)},
+    {"logit_bias": ((2, 4.0), (9, -3.0)), "banned_ids": (7,), "top_k": 6},
 ]
 
 
@@ -210,7 +211,14 @@ def test_certain_tokens_in_a_row_end_a_completion(long_engine, long_params):
         ({"banned_ids": (-1,)}, "banned_ids holds the id -1"),
         ({"banned_ids": tuple(range(17))}, "banned_ids holds 17 ids; a slot has room for 16"),
         ({"banned_ids": tuple(range(2, 18)), "stop_ids": (0, 18, 19)}, "leave no token"),
+        ({"logit_bias": ((3, 100.5),)}, "logit_bias of id 3 is 100.5"),
+        ({"logit_bias": ((3, float("nan")),)}, "logit_bias of id 3 is nan"),
+        ({"logit_bias": ((VOCAB, 1.0),)}, f"holds the id {VOCAB}"),
+        ({"logit_bias": ((3, 1.0),) * 9, "banned_ids": (4,) * 8}, "17 ids; a slot has room for 16"),
         ({"stop_strings": ("",)}, "the empty string"),
+        ({"stop_strings": ("a",) * 17}, "17 strings"),
+        ({"stop_strings": ("a" * 257,)}, "257 bytes"),
+        ({"stop_strings": ("a\ud800",)}, "half of a surrogate pair"),
         ({"thinking": ThinkingBudget(0, 4, 4)}, "thinking budget 0 ... 4 is no range"),
         ({"thinking": ThinkingBudget(5, 4, 4)}, "thinking budget 5 ... 4 is no range"),
         ({"thinking": ThinkingBudget(1, 4, 0)}, "answer budget is 0"),

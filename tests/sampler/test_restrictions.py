@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_llm.sampler.restrictions import Restrictions, allowed
+from jaxrl_llm.sampler.restrictions import Restrictions, allowed, biased
 from jaxrl_llm.sampler.sampling import request_keys, sample
 
 S, V, N = 64, 19, 4
@@ -18,9 +18,8 @@ def limits(top_k=0, top_p=1.0, min_p=0.0, banned=(), active=True, slots=S):
 
     ids = np.full((slots, N), -1, np.int32)
     ids[:, : len(banned)] = banned
-    return Restrictions(
-        full(active, bool), full(top_k, jnp.int32), full(top_p, jnp.float32), full(min_p, jnp.float32), jnp.asarray(ids)
-    )
+    narrowing = full(top_k, jnp.int32), full(top_p, jnp.float32), full(min_p, jnp.float32)
+    return Restrictions(full(active, bool), *narrowing, jnp.asarray(ids), jnp.full((slots, N), -jnp.inf))
 
 
 def by_sorting(scaled, top_k, top_p, min_p, banned):
@@ -37,7 +36,7 @@ def by_sorting(scaled, top_k, top_p, min_p, banned):
     return np.isin(np.arange(len(scaled)), kept)
 
 
-ask = jax.jit(allowed)
+ask = jax.jit(lambda logits, limits: allowed(biased(logits, limits), limits))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_greedy_takes_the_likeliest_that_is_left():
     best = np.argsort(-logits, axis=1)
     ids = np.full((S, N), -1, np.int32)
     ids[:, 0] = best[:, 0]
-    tokens, _ = draw(logits, jnp.zeros(S), keys_for(S), limits().replace(banned=jnp.asarray(ids)))
+    tokens, _ = draw(logits, jnp.zeros(S), keys_for(S), limits().replace(biased=jnp.asarray(ids)))
     np.testing.assert_array_equal(tokens, best[:, 1])
 
 
@@ -118,3 +117,47 @@ def test_a_slot_without_restrictions_draws_what_it_draws_alone():
     for a, b in zip(alone, beside, strict=True):
         np.testing.assert_array_equal(np.asarray(a)[1::2], np.asarray(b)[1::2])
     assert (np.asarray(alone[0]) != np.asarray(beside[0]))[::2].any()
+
+
+def test_what_a_ban_leaves_is_drawn_however_unlikely_it_was():
+    # At temperature .01 a banned favourite is e^200 times as likely as all the others together.
+    logits = np.full((S, V), -5.0, np.float32)
+    logits[:, [9, 8, V - 1]] = 2.0, 1.0, 4.0
+    for temperature in (0.01, 1e-6):
+        tokens, logprobs = draw(logits, jnp.full(S, temperature), keys_for(S), limits(banned=(V - 1,)))
+        assert set(np.asarray(tokens).tolist()) == {9}
+        np.testing.assert_allclose(logprobs, -2 / np.float32(temperature), rtol=1e-5)
+
+
+def test_biased_draws_follow_the_biased_softmax_and_report_the_policy_s():
+    count, temperature, bias = 20_000, 0.8, {1: 1.5, 4: -2.0, 7: -np.inf}
+    logits = np.random.default_rng(6).normal(size=V).astype(np.float32)
+    ids, biases = np.full((count, N), -1, np.int32), np.zeros((count, N), np.float32)
+    ids[:, :3], biases[:, :3] = list(bias), list(bias.values())
+    restrictions = limits(slots=count).replace(biased=jnp.asarray(ids), biases=jnp.asarray(biases))
+    tokens, logprobs = draw(
+        jnp.broadcast_to(logits, (count, V)), jnp.full(count, temperature), keys_for(count), restrictions
+    )
+    pushed = logits.astype(np.float64)
+    pushed[list(bias)] += list(bias.values())
+    drawn, whole = (
+        np.exp(x / temperature) / np.exp(x / temperature).sum() for x in (pushed, logits.astype(np.float64))
+    )
+    counts = np.bincount(tokens, minlength=V)
+    assert counts[7] == 0
+    assert stats.chisquare(np.delete(counts, 7), count * np.delete(drawn, 7)).pvalue > 1e-3
+    np.testing.assert_allclose(logprobs, np.log(whole)[tokens], atol=2e-6)
+
+
+def test_a_bias_of_100_chooses_its_token():
+    logits = np.random.default_rng(8).normal(size=(S, V)).astype(np.float32)
+    ids, biases = np.full((S, N), -1, np.int32), np.zeros((S, N), np.float32)
+    ids[:, 0], biases[:, 0] = 5, 100.0
+    tokens, logprobs = draw(
+        logits,
+        jnp.full(S, 0.1),
+        keys_for(S),
+        limits().replace(biased=jnp.asarray(ids), biases=jnp.asarray(biases)),
+    )
+    assert set(np.asarray(tokens).tolist()) == {5}
+    assert np.isfinite(logprobs).all()

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -198,6 +199,18 @@ def test_versions_only_go_up(engine, params):
     assert set(run(scheduler, [request([5], new=3)])[0].versions_T) == {9}
 
 
+def test_a_refused_version_changes_nothing(engine, params, other_params):
+    scheduler = Scheduler(engine, params, version=5)
+    for version, words in ((5, "only go up"), (-1, "only go up"), (2**31, "2147483647"), (2**40, "2147483647")):
+        with pytest.raises(UserError, match=words):
+            scheduler.update_weights(other_params, version)
+    (completion,) = run(scheduler, [request([5, 6])])
+    assert set(completion.versions_T) == {5}
+    np.testing.assert_array_equal(
+        completion.logprobs_T, run(Scheduler(engine, params), [request([5, 6])])[0].logprobs_T
+    )
+
+
 def test_weights_that_are_not_finite_are_noticed(engine, params):
     broken = params | {"final_norm": params["final_norm"] * np.nan}
     scheduler = Scheduler(engine, broken)
@@ -216,15 +229,17 @@ def test_a_thousand_mixed_requests_and_twenty_swaps_compile_nothing(long_engine,
         {"banned_ids": (2,), "stop_ids": (4,)},
     ]
     options += [{"thinking": ThinkingBudget(2, 4, 3)}, {"repetition_limit": 3, "min_new_tokens": 2}]
+    options += [{"logit_bias": ((5, 2.0),)}]
 
     def some(count):
-        return [
-            request(rng.integers(0, 20, rng.integers(1, 23)), new=int(rng.integers(10, 15)), stream=i, **options[i % 7])
+        plain = [
+            request(rng.integers(0, 20, rng.integers(1, 23)), new=int(rng.integers(10, 15)), stream=i, **options[i % 8])
             for i in range(count)
         ]
+        return [replace(r, alternatives=i % 4, score_prompt=i % 3 == 0) for i, r in enumerate(plain)]
 
     scheduler = Scheduler(long_engine, params, version=0)
-    long_engine.warm_up(long_engine.load_params(params))
+    scheduler.warm_up()
     before = compilations()
     for version in range(1, 21):
         ids = scheduler.submit(some(50))
@@ -234,6 +249,7 @@ def test_a_thousand_mixed_requests_and_twenty_swaps_compile_nothing(long_engine,
         assert sorted(i for i, _ in done + scheduler.drain()) == ids
     assert compilations() == before
     assert scheduler.statistics.requests_submitted == 1000
+    assert scheduler.statistics.prompts_scored > 200
 
 
 @pytest.mark.slow
@@ -261,6 +277,8 @@ def test_soak(long_engine, params, other_params):
             how = [{}, {"top_p": 0.8}, {"thinking": ThinkingBudget(3, 9, 4)}, {"temperature": 0.0}][rng.integers(4)]
             prompt = rng.integers(0, 20, rng.integers(1, 23))
             asked = [request(prompt, new=20, stream=submitted, sibling=s, **how) for s in range(rng.integers(1, 9))]
+            more = {"alternatives": int(rng.integers(4)), "score_prompt": bool(rng.integers(2))}
+            asked = [replace(r, **more) for r in asked]
             try:
                 open_ids |= set(scheduler.submit(asked))
                 submitted += len(asked)

@@ -44,6 +44,29 @@ def test_a_streams_deltas_are_the_completion():
         assert [d.finish for d in parts[index][:-1]] == [None] * (len(parts[index]) - 1)
 
 
+def test_nobody_is_told_it_is_ready_before_everything_is_compiled():
+    scheduler, compiled = ScriptedScheduler(), threading.Event()
+    scheduler.warm_up = lambda: compiled.wait(20)
+    with SamplerService(scheduler, warm_up=True) as service:
+        assert (service.health.state, service.health.live, service.health.ready) == ("starting", True, False)
+        assert not service.started.done()
+        with service.submit([ask()]) as reply:
+            assert scheduler.stepped == 0
+            compiled.set()
+            service.started.result(timeout=20)
+            assert join(collect(reply)[0]).finish == "length"
+        assert (service.health.state, service.health.ready) == ("running", True)
+
+
+def test_a_sampler_that_cannot_compile_says_so(caplog):
+    scheduler = ScriptedScheduler()
+    scheduler.warm_up = lambda: 1 / 0
+    with SamplerService(scheduler, warm_up=True) as service:
+        with pytest.raises(SamplerClosedError, match="ZeroDivisionError"):
+            service.started.result(timeout=20)
+        assert (service.health.state, service.health.ready) == ("failed", False)
+
+
 def test_tokens_come_while_the_rest_is_made():
     scheduler = ScriptedScheduler(gated=True)
     with SamplerService(scheduler) as service, service.submit([ask(new=3)]) as reply:

@@ -119,7 +119,7 @@ def test_jetstreams_stock_client_gets_the_greedy_completion(server, own):
 
 def test_weights_pushed_in_mid_stream_change_the_versions(engine, params, other_params):
     with up(Scheduler(engine, params)) as server, SamplerClient(server.grpc) as client:
-        many = [rl_pb2.Draw(seed=1, sibling=i) for i in range(40)]
+        many = [rl_pb2.Draw(seed=1, sibling=i) for i in range(400)]  # they outlast the push on a busy machine too
         stream = client.pieces(PROMPT, Sampling(8, banned_ids=(1,)), many)
         for piece in stream:
             if piece.tokens:

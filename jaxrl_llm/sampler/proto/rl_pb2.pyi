@@ -33,7 +33,7 @@ class ThinkingBudget(_message.Message):
     def __init__(self, lowest: _Optional[int] = ..., highest: _Optional[int] = ..., answer_tokens: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "min_new_tokens", "stop_ids", "stop_strings", "banned_ids", "thinking", "repetition_limit")
+    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "min_new_tokens", "stop_ids", "stop_strings", "banned_ids", "thinking", "repetition_limit", "logit_bias")
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class Sampling(_message.Message):
     BANNED_IDS_FIELD_NUMBER: _ClassVar[int]
     THINKING_FIELD_NUMBER: _ClassVar[int]
     REPETITION_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     temperature: float
     top_k: int
@@ -56,7 +57,16 @@ class Sampling(_message.Message):
     banned_ids: _containers.RepeatedScalarFieldContainer[int]
     thinking: ThinkingBudget
     repetition_limit: int
-    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., min_new_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., banned_ids: _Optional[_Iterable[int]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., repetition_limit: _Optional[int] = ...) -> None: ...
+    logit_bias: _containers.RepeatedCompositeFieldContainer[Bias]
+    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., min_new_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., banned_ids: _Optional[_Iterable[int]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., repetition_limit: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[Bias, _Mapping]]] = ...) -> None: ...
+
+class Bias(_message.Message):
+    __slots__ = ("id", "bias")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    bias: float
+    def __init__(self, id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Draw(_message.Message):
     __slots__ = ("seed", "stream", "sibling", "ledger_id")

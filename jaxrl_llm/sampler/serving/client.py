@@ -91,7 +91,8 @@ def sampling_message(sampling: Sampling) -> rl_pb2.Sampling:
     """The message of a Sampling."""
     fields: dict[str, Any] = {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
     thinking = fields.pop("thinking")
-    message = rl_pb2.Sampling(**fields)
+    biases = [rl_pb2.Bias(id=id, bias=bias) for id, bias in fields.pop("logit_bias")]
+    message = rl_pb2.Sampling(**fields, logit_bias=biases)
     if thinking is not None:
         message.thinking.CopyFrom(
             rl_pb2.ThinkingBudget(

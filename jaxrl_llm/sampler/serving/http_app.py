@@ -50,7 +50,8 @@ def http_app(served: Served, access: Access, *, max_calls: int) -> ASGIApp:
     """The application; at most `max_calls` requests at a time, others get status 429."""
 
     def read(body: dict[str, Any], *, chat: bool) -> Asked:
-        limits = Limits(served.service.engine.max_new_tokens, served.max_choices)
+        engine = served.service.engine
+        limits = Limits(engine.max_new_tokens, served.max_choices, engine.top_logprobs)
         if chat:
             return read_chat(body, served.tokenizer, served.template, limits)
         return read_completion(body, served.tokenizer, limits)
@@ -76,7 +77,8 @@ def http_app(served: Served, access: Access, *, max_calls: int) -> ASGIApp:
             except BaseException:
                 reply.close()
                 raise
-            return JSONResponse(result.whole())
+            # Thousands of alternatives take a while to write down.
+            return await asyncio.to_thread(lambda: JSONResponse(result.whole()))
 
         return answer
 
@@ -86,7 +88,7 @@ def http_app(served: Served, access: Access, *, max_calls: int) -> ASGIApp:
 
     async def health(_: Request) -> Response:
         seen = served.service.health
-        return JSONResponse({"status": seen.state}, 200 if seen.live else 503)
+        return JSONResponse({"status": seen.state}, 200 if seen.ready else 503)
 
     async def metrics(_: Request) -> Response:
         return Response(prometheus_text(served.service.metrics), media_type=CONTENT_TYPE)
@@ -171,7 +173,9 @@ async def _json(request: Request) -> dict[str, Any]:
         message = f"the body did not come within {BODY_S:.0f} seconds"
         raise _HttpError(408, error_body(message, "invalid_request_error")) from None
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode())
+        if b"\\u" in raw:  # half of a surrogate pair can be written so; it has no bytes
+            json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise _HttpError(400, error_body(f"the body is not JSON: {error}", "invalid_request_error")) from None
     if not isinstance(body, dict):

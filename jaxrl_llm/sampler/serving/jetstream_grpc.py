@@ -48,7 +48,7 @@ def add_orchestrator(
                     reply.close()
 
         async def HealthCheck(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-            return messages.HealthCheckResponse(is_live=service.health.live)
+            return messages.HealthCheckResponse(is_live=service.health.ready)
 
     services.add_OrchestratorServicer_to_server(Orchestrator(), server)
 

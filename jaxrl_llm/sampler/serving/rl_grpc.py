@@ -139,6 +139,7 @@ def _sampling(asked: rl_pb2.Sampling) -> Sampling:
         stop_ids=tuple(asked.stop_ids),
         stop_strings=tuple(asked.stop_strings),
         banned_ids=tuple(asked.banned_ids),
+        logit_bias=tuple((one.id, one.bias) for one in asked.logit_bias),
         thinking=thinking,
         repetition_limit=asked.repetition_limit,
     )
