@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.checkpoints.hf_config import from_hf_config, is_nested, text_config
 from jaxrl_llm.checkpoints.hf_tensors import EMBED, HEAD, OTHERS, TEXT, HfTensor, hf_tensors, is_derived
@@ -158,13 +158,14 @@ def read_hf_params(folder: HfFolder, dtype: Any = "float32", shardings: Params |
     for tensor in folder.layout(folder.model):
         for leaf, path in enumerate(tensor.leaves):
             _read_leaf(folder, tensor, leaf, path, params, dtype, shardings)
-    return params
+    return jax.tree.map(lambda x: x.whole() if isinstance(x, _Stack) else x, params)
 
 
 def _read_leaf(
     folder: HfFolder, tensor: HfTensor, leaf: int, path: tuple[str, ...], params: Params, dtype: Any, shardings: Params
 ) -> None:
-    """Puts what one tensor says about one of its leaves into `params`."""
+    """Puts what one tensor says about one of its leaves into `params`, where what is stacked is a `_Stack` if it is on
+    devices."""
     stored, node, sharding = folder.stored[tensor.name], params, shardings
     for part in path[:-1]:
         node = node.setdefault(part, {})
@@ -180,13 +181,48 @@ def _read_leaf(
         node[name] = _to_devices(stored, tensor, leaf, dtype, sharding)
         return
     if name not in node:
-        node[name] = jax.block_until_ready(jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)())
-    one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(stacks) :]))
-    # A transfer before the next layer is read: JAX lets go of host memory it was lent only when it is called again.
-    index = jax.device_put(np.array(tensor.index, np.int32), NamedSharding(sharding.mesh, PartitionSpec()))
-    layer = jax.block_until_ready(_to_devices(stored, tensor, leaf, dtype, one))
-    # Waited for, or the layers read ahead would pile up on the host.
-    node[name] = jax.block_until_ready(_put_layer(node[name], layer, index))
+        node[name] = _Stack(shape, dtype, sharding)
+    node[name].put(tensor.index, len(stacks), partial(_to_devices, stored, tensor, leaf, dtype))
+
+
+class _Stack:
+    """A leaf that is written layer by layer, or expert by expert: one array for all devices that hold the same experts,
+    so that an expert is sent to no other device and rewrites nothing but its own place."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: NamedSharding):
+        self._shape, self._dtype, self._sharding = shape, dtype, sharding
+        self._parts: dict[int, jax.Array] = {}
+
+    def put(self, index: tuple[int, ...], stacks: int, read: Callable[[NamedSharding], jax.Array]) -> None:
+        """Writes what `read` gives at `index` of the first `stacks` axes; nothing is read where no device wants it."""
+        spec, shape = self._sharding.spec, list(self._shape)
+        group, mesh = 0, self._sharding.mesh
+        if stacks == 2 and (split := spec[1]) is not None:
+            shape[1] //= mesh.shape[split]
+            group, mesh = index[1] // shape[1], _slice_of(mesh, split, index[1] // shape[1])
+            index = (index[0], index[1] % shape[1])
+        place, one = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec(*spec[stacks:]))
+        if not place.addressable_devices:
+            return
+        if group not in self._parts:
+            zeros = jax.jit(partial(jnp.zeros, shape, self._dtype), out_shardings=place)
+            self._parts[group] = jax.block_until_ready(zeros())
+        # A transfer before the next layer is read: JAX lets go of host memory it was lent only when it is called again.
+        at = jax.device_put(np.array(index, np.int32), NamedSharding(mesh, PartitionSpec()))
+        layer = jax.block_until_ready(read(one))
+        # Waited for, or the layers read ahead would pile up on the host.
+        self._parts[group] = jax.block_until_ready(_put_layer(self._parts[group], layer, at))
+
+    def whole(self) -> jax.Array:
+        """The leaf, without a copy."""
+        shards = [shard.data for part in self._parts.values() for shard in part.addressable_shards]
+        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, shards)
+
+
+def _slice_of(mesh: Mesh, axis: str, at: int) -> Mesh:
+    """The devices at one place of a mesh axis, which keeps its name."""
+    devices = np.take(mesh.devices, [at], axis=mesh.axis_names.index(axis))
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 @partial(jax.jit, donate_argnums=0)

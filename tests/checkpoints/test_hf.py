@@ -1,5 +1,6 @@
 """Folders: bit-equal both ways, streamed to devices, and refused with the tensor's name."""
 
+import collections
 import json
 import struct
 
@@ -58,8 +59,22 @@ def test_dtypes_are_kept_or_cast(tmp_path):
         np.testing.assert_array_equal(value, halves[key], strict=True)
 
 
-@pytest.mark.parametrize("axes", [{"data": 1}, {"fsdp": 2, "expert": 2, "tensor": 2}])
-def test_streamed_to_devices_the_weights_lie_where_the_table_says_and_are_the_same(axes, tmp_path, cpu_devices):
+@pytest.fixture
+def sent(monkeypatch):
+    """Bytes sent to each device by reading a folder."""
+    made, bytes_of = jax.make_array_from_callback, collections.Counter()
+
+    def counted(*given):
+        array = made(*given)
+        bytes_of.update({shard.device: shard.data.nbytes for shard in array.addressable_shards})
+        return array
+
+    monkeypatch.setattr(jax, "make_array_from_callback", counted)
+    return bytes_of
+
+
+@pytest.mark.parametrize("axes", [{"data": 1}, {"fsdp": 2, "expert": 2, "tensor": 2}, {"data": 2, "expert": 4}])
+def test_streamed_to_devices_the_weights_lie_where_the_table_says_and_are_the_same(axes, sent, tmp_path, cpu_devices):
     write_folder(tmp_path / "m", "gemma2", shards=2)
     write_folder(tmp_path / "b", "qwen2")
     write_folder(tmp_path / "x", "mixtral")
@@ -68,7 +83,13 @@ def test_streamed_to_devices_the_weights_lie_where_the_table_says_and_are_the_sa
         folder = open_hf(tmp_path / name)
         mesh = sharding.make_mesh(axes, cpu_devices[: int(np.prod(list(axes.values())))])
         places = sharding.param_shardings(mesh, logical_axes(folder.model), abstract_params(folder.model))
+        sent.clear()
         placed = read_hf_params(folder, shardings=places)
+        # An expert goes only to the devices that keep it.
+        kept = collections.Counter()
+        for shard in (shard for leaf in jax.tree.leaves(placed) for shard in leaf.addressable_shards):
+            kept[shard.device] += shard.data.nbytes
+        assert sent == kept
         jax.tree.map(np.testing.assert_array_equal, placed, read_hf_params(folder))
         assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), placed, places))
         write_hf(tmp_path / f"{name}-again", folder.model, placed, folder.raw)
