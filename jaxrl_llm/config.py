@@ -243,7 +243,7 @@ class LoraConfig(Section):
     rslora: Bool = Field(False, description="multiply by alpha / sqrt(rank) instead (arXiv:2312.03732)")
     init: str | None = Field(
         None,
-        description="adapters to start from: a folder in PEFT's layout, which sets rank, alpha, targets and rslora; null draws A and starts from B = 0",
+        description="adapters to start from: a folder in PEFT's layout, or one on the Hub (`hub:OWNER/NAME[@REVISION]`), which sets rank, alpha, targets and rslora; null draws A and starts from B = 0",
     )
 
     @model_validator(mode="after")
@@ -502,7 +502,8 @@ class RewardModelConfig(Section):
         "float32", description="dtype of its weights and of what it computes with; its head is float32 always"
     )
     mesh: dict[str, Int] | None = Field(
-        None, description="its own mesh axes (data, fsdp, tensor), on the last devices; null: it shares the sampler's"
+        None,
+        description="its own mesh axes (data, fsdp, expert, tensor), on the last devices; null: it shares the sampler's",
     )
 
 

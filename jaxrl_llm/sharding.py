@@ -183,6 +183,11 @@ def param_shardings(mesh: Mesh, logical_axes: Any, abstract: Any, rules: Rules =
     return jax.tree_util.tree_map_with_path(place, abstract, logical_axes)
 
 
+def placed(abstract: Any, shardings: Any) -> Any:
+    """The tree `abstract` (anything with shapes and dtypes) as `jax.ShapeDtypeStruct`s that carry their shardings."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The sharding of an array that every device of the mesh holds whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.checkpoints.folders import new_folder, read_object
 from jaxrl_llm.checkpoints.hf_config import from_hf_config, is_nested, text_config
 from jaxrl_llm.checkpoints.hf_tensors import EMBED, HEAD, OTHERS, TEXT, HfTensor, hf_tensors, is_derived
 from jaxrl_llm.checkpoints.safetensors_file import FLOATS, StoredTensor, read_table, shards, write_file
@@ -63,7 +64,7 @@ def read_hf_tables(path: Path) -> dict[str, StoredTensor]:
         if not (path / _SINGLE).is_file():
             raise UserError(f"{path} has neither {_SINGLE} nor {_INDEX}; only safetensors weights are read")
         return read_table(path / _SINGLE)
-    places = _read_json(index_path).get("weight_map")
+    places = read_object(index_path).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(p, str) and Path(p).name == p for p in places.values()):
         raise UserError(f"{index_path}: weight_map is not an object of file names in this folder")
     stored: dict[str, StoredTensor] = {}
@@ -111,7 +112,7 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
     """A folder's config.json. Raises UserError if there is none, or if it is no JSON object."""
     if not is_hf_folder(Path(path)):
         raise UserError(f"{path} is not a folder with a {_CONFIG}")
-    return _read_json(Path(path) / _CONFIG)
+    return read_object(Path(path) / _CONFIG)
 
 
 def check_tensors(path: Path, stored: Mapping[str, StoredTensor], wanted: Iterable[HfTensor]) -> set[str]:
@@ -131,18 +132,6 @@ def _check(path: Path, stored: Mapping[str, StoredTensor], name: str, shape: tup
         raise UserError(f"{path}: tensor {name!r} has shape {tensor.shape}, {_CONFIG} asks for {shape}")
     if tensor.kind not in FLOATS:
         raise UserError(f"{path}: tensor {name!r} has dtype {tensor.kind}; supported: {', '.join(FLOATS)}")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds no object")
-    return value
 
 
 def read_hf_params(folder: HfFolder, dtype: Any = "float32", shardings: Params | None = None) -> Params:
@@ -282,15 +271,10 @@ def write_hf(
     Raises UserError if it exists or cannot be written.
     """
     path = Path(path)
-    if path.exists():
-        raise UserError(f"{path} exists; give a folder that does not")
     tensors = list(hf_tensors(model))
     dtypes = [np.dtype(_leaf(params, t.leaves[0]).dtype if dtype is None else jnp.dtype(dtype)) for t in tensors]
     sizes = [int(np.prod(t.shape)) * kind.itemsize for t, kind in zip(tensors, dtypes, strict=True)]
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+    with new_folder(path) as unfinished:
         groups, places = list(shards(sizes, shard_bytes)), {}
         for number, group in enumerate(groups, 1):
             file = _SINGLE if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
@@ -304,10 +288,6 @@ def write_hf(
         (unfinished / _CONFIG).write_text(json.dumps(told, indent=2, allow_nan=False))
         for source in beside:
             shutil.copy(source, unfinished / source.name)
-        unfinished.rename(path)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise UserError(f"{path} could not be written: {error}; free some space or check the directory") from error
 
 
 def _leaf(params: Params, path: tuple[str, ...]) -> Any:

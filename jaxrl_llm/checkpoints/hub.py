@@ -13,30 +13,39 @@ from jaxrl_llm.types import UserError
 PREFIX = "hub:"
 _DATA = ("config.json", "chat_template.json", *TOKENIZER_FILES)
 _WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def is_hub(source: str) -> bool:
     return source.startswith(PREFIX)
 
 
-def hub_snapshot(source: str, *, weights: bool = True, offline: bool = False) -> Path:
+def repository(source: str) -> tuple[str, str | None]:
+    """OWNER/NAME and the revision, if one is given. Raises UserError on a name that is not of this form."""
+    name, at, revision = source.removeprefix(PREFIX).partition("@")
+    if name.count("/") != 1 or not all(name.split("/")) or (at and not revision):
+        raise UserError(f"{source!r} is not of the form {PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION")
+    return name, revision or None
+
+
+def hub_snapshot(source: str, *, weights: bool = True, adapter: bool = False, offline: bool = False) -> Path:
     """The folder that `source` stands for; its name is the commit. What the cache has is not fetched again.
 
-    Without `weights` only configuration and tokenizer come; `offline` asks the cache alone. If the Hub cannot be
-    reached, a complete copy in the cache serves. Raises UserError if huggingface_hub is not installed, if the
-    repository or its revision does not exist or is not open to this user, and if neither Hub nor cache has the files.
+    Without `weights` only configuration and tokenizer come, with `adapter` only a PEFT adapter's files; `offline` asks
+    the cache alone. If the Hub cannot be reached, a complete copy in the cache serves. Raises UserError if
+    huggingface_hub is not installed, if the repository or its revision does not exist or is not open to this user, and
+    if neither Hub nor cache has the files.
     """
     try:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError:
         raise UserError(f"{source!r} needs huggingface_hub; install it with pip install 'jaxrl_llm[hub]'") from None
-    name, at, revision = source.removeprefix(PREFIX).partition("@")
-    if name.count("/") != 1 or not all(name.split("/")) or (at and not revision):
-        raise UserError(f"{source!r} is not of the form {PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION")
-    how: dict[str, Any] = {"allow_patterns": [*_DATA, *(_WEIGHTS if weights else ())], "ignore_patterns": ["*/*"]}
+    name, revision = repository(source)
+    wanted = _ADAPTER if adapter else (*_DATA, *(_WEIGHTS if weights else ()))
+    how: dict[str, Any] = {"allow_patterns": list(wanted), "ignore_patterns": ["*/*"]}
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision or None, local_files_only=offline, **how))
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=offline, **how))
     except errors.HFValidationError as error:
         raise UserError(f"{source!r} does not name a repository: {_one_line(error)}") from None
     except errors.RevisionNotFoundError:

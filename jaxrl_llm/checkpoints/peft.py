@@ -6,7 +6,6 @@ has A [inputs, r] and B [r, outputs], with heads on an axis of their own.
 
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.checkpoints.folders import new_folder, read_object
 from jaxrl_llm.checkpoints.hf_tensors import HfTensor, hf_tensors
-from jaxrl_llm.checkpoints.safetensors_file import FLOATS, read_table, write_file
+from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub, repository
+from jaxrl_llm.checkpoints.safetensors_file import FLOATS, StoredTensor, read_table, write_file
 from jaxrl_llm.config import LoraConfig, ModelConfig
 from jaxrl_llm.types import Params, UserError
 
@@ -36,20 +37,30 @@ _READ = {"peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "bias",
 _HARMLESS_STARTS = (True, False, None, "gaussian", "orthogonal")
 
 
+def adapter_folder(source: str) -> Path:
+    """Where an adapter is: a local path, or the files of `hub:OWNER/NAME[@REVISION]`. Raises UserError as
+    `hub_snapshot`."""
+    return hub_snapshot(source, adapter=True) if is_hub(source) else Path(source)
+
+
+def is_peft_folder(path: Path) -> bool:
+    return (path / _CONFIG).is_file()
+
+
+def read_peft_table(path: Path) -> dict[str, StoredTensor]:
+    """An adapter's tensors by name. Raises UserError if there are none or the file is damaged."""
+    if not (path / _WEIGHTS).is_file():
+        raise UserError(f"{path} has no {_WEIGHTS}; only safetensors are read")
+    return read_table(path / _WEIGHTS)
+
+
 def read_peft_config(path: str | Path) -> dict[str, Any]:
     """The keys of LoraConfig that an adapter's folder decides: rank, alpha, targets, rslora. No weights are read.
 
     Raises UserError naming the file that is missing or the option that is not supported.
     """
     file = Path(path) / _CONFIG
-    try:
-        told = json.loads(file.read_text())
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror or error}); give a folder in PEFT's layout") from None
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}") from None
-    if not isinstance(told, dict):
-        raise UserError(f"{file} holds no object")
+    told = read_object(file)
 
     def refuse(option: str, supported: str) -> NoReturn:
         raise UserError(f"{file}: {option} = {json.dumps(told.get(option))} is not supported; {supported}")
@@ -84,9 +95,7 @@ def read_peft(path: str | Path, model: ModelConfig) -> tuple[LoraConfig, Params]
     """
     path = Path(path)
     lora = LoraConfig(**read_peft_config(path))
-    if not (path / _WEIGHTS).is_file():
-        raise UserError(f"{path} has no {_WEIGHTS}; only safetensors are read")
-    stored, parts = read_table(path / _WEIGHTS), list(_parts(model, lora))
+    stored, parts = read_peft_table(path), list(_parts(model, lora))
     for _, _, _, name, shape in parts:
         if name not in stored:
             raise UserError(f"{path}: tensor {name!r} is missing")
@@ -115,12 +124,9 @@ def write_peft(
     """Writes an adapter's folder, which must not exist yet; it appears complete or not at all.
 
     `adapters` is the tree of models/lora.py, of numpy arrays; `dtype` (theirs by default) is the file's. `base` is
-    what the folder calls its base model, for those who load both by one name.
+    what the folder calls its base model, for those who load both by one name: a folder or a name on the Hub.
     Raises UserError if it exists or cannot be written.
     """
-    path = Path(path)
-    if path.exists():
-        raise UserError(f"{path} exists; give a folder that does not")
     rows, arrays = [], []
     for target, part, tensor, name, shape in _parts(model, lora):
         array = adapters["lora"][target][part][tensor.layer].reshape(shape[::-1]).T
@@ -128,10 +134,12 @@ def write_peft(
             array = array[np.argsort(_output_rows(tensor))]
         arrays.append(array if dtype is None else array.astype(jnp.dtype(dtype)))
         rows.append((name, arrays[-1].dtype, shape))
+    name, revision = repository(base) if base is not None and is_hub(base) else (base, None)
     told = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": name,
+        "revision": revision,
         "inference_mode": True,
         "r": lora.rank,
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
@@ -140,16 +148,9 @@ def write_peft(
         "bias": "none",
         "target_modules": [theirs for theirs, ours in _MODULES.items() if ours in lora.targets],
     }
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+    with new_folder(Path(path)) as unfinished:
         write_file(unfinished / _WEIGHTS, rows, arrays)
         (unfinished / _CONFIG).write_text(json.dumps(told, indent=2, allow_nan=False))
-        unfinished.rename(path)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise UserError(f"{path} could not be written: {error}; free some space or check the directory") from error
 
 
 def _parts(model: ModelConfig, lora: LoraConfig) -> Iterator[tuple[str, str, HfTensor, str, tuple[int, int]]]:

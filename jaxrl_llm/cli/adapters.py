@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
-from jaxrl_llm.checkpoints.peft import read_peft
+from jaxrl_llm.checkpoints.peft import adapter_folder, read_peft
 from jaxrl_llm.cli.assemble import SamplerSetup, Setup, initial_params
 from jaxrl_llm.cli.kept import keep, kept, on_trainer
 from jaxrl_llm.config import RunConfig
@@ -49,7 +49,8 @@ def starting_params(setup: SamplerSetup) -> Params | None:
     config = setup.config
     if config.adapters is None:
         return initial_params(setup)
-    return read_peft(config.lora.init, config.model)[1] if config.lora.init is not None else None
+    init = config.lora.init
+    return None if init is None else read_peft(adapter_folder(init), config.model)[1]
 
 
 def initial_policy(setup: SamplerSetup) -> Params | None:

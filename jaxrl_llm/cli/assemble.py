@@ -16,7 +16,7 @@ from jaxrl_llm.checkpoints.gguf import read_gguf_metadata, resolve_init
 from jaxrl_llm.checkpoints.hf_config import SHAPE_KEYS
 from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
-from jaxrl_llm.checkpoints.peft import read_peft
+from jaxrl_llm.checkpoints.peft import adapter_folder, read_peft
 from jaxrl_llm.cli.algorithm import check_algorithm, check_router
 from jaxrl_llm.config import LoraConfig, ModelConfig, RunConfig, dump
 from jaxrl_llm.data.arithmetic import Problem, split_problems
@@ -265,7 +265,7 @@ def _model(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 def _lora(lora: LoraConfig, model: ModelConfig) -> LoraConfig:
     """The adapters' settings from where they are decided, checked against the model."""
     if lora.init is not None:
-        told, _ = read_peft(lora.init, model)
+        told, _ = read_peft(adapter_folder(lora.init), model)
         for key in ("rank", "alpha", "targets", "rslora"):
             ours, theirs = getattr(lora, key), getattr(told, key)
             if key in lora.model_fields_set and (set(ours) != set(theirs) if key == "targets" else ours != theirs):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from jaxrl_llm.checkpoints.hf import is_hf_folder, write_hf
 from jaxrl_llm.checkpoints.hf_config import to_hf_config
+from jaxrl_llm.checkpoints.hub import is_hub
 from jaxrl_llm.checkpoints.peft import write_peft
 from jaxrl_llm.cli.source import is_run, read_policy, run_checkpoints
 from jaxrl_llm.types import UserError
@@ -38,5 +39,5 @@ def _write_adapter(source: str, destination: Path, dtype: str | None, step: int 
         raise UserError(f"--adapter: {source} trained the whole policy (lora.rank = 0); leave it out")
     to_hf_config(config.model)  # refuses what no Hugging Face family has
     base = config.model.init
-    named = base if base is not None and is_hf_folder(Path(base)) else None
+    named = base if base is not None and (is_hub(base) or is_hf_folder(Path(base))) else None
     write_peft(destination, config.model, config.adapters, store.read_params(step), base=named, dtype=dtype)

@@ -12,6 +12,7 @@ from jaxrl_llm.checkpoints.gguf import resolve_init
 from jaxrl_llm.checkpoints.gguf_file import open_gguf
 from jaxrl_llm.checkpoints.hf import is_hf_folder, read_hf_tables
 from jaxrl_llm.checkpoints.manifest import describe_arrays
+from jaxrl_llm.checkpoints.peft import is_peft_folder, read_peft_table
 from jaxrl_llm.cli.source import is_run, run_checkpoints
 
 _BLOCK = 4 * 2**20
@@ -29,9 +30,10 @@ class Row:
 
 
 def inspect(source: str, *, step: int | None = None) -> Iterator[Row]:
-    """The arrays of a run's checkpoint (by default the newest), a Hugging Face folder or a GGUF file, in order of name.
+    """The arrays of a run's checkpoint (by default the newest), a Hugging Face folder, an adapter's in PEFT's layout
+    or a GGUF file, in order of name.
 
-    Raises UserError if the source is none of the three, or damaged.
+    Raises UserError if the source is none of the four, or damaged.
     """
     path = Path(source)
     if is_run(path):
@@ -40,9 +42,10 @@ def inspect(source: str, *, step: int | None = None) -> Iterator[Row]:
             shape = tuple(row["shape"])
             yield Row(name, row["dtype"], shape, math.prod(shape) * jnp.dtype(row["dtype"]).itemsize, row["sha256"])
         return
-    path = resolve_init(source)
-    if is_hf_folder(path):
-        for name, tensor in sorted(read_hf_tables(path).items()):
+    path = path if is_peft_folder(path) and not is_hf_folder(path) else resolve_init(source)
+    if path.is_dir():
+        tensors = read_hf_tables(path) if is_hf_folder(path) else read_peft_table(path)
+        for name, tensor in sorted(tensors.items()):
             yield Row(name, tensor.kind, tensor.shape, tensor.size, tensor.sha256())
         return
     for name, tensor in sorted(open_gguf(path).tensors.items()):

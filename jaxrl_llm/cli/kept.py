@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import jax
-
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.assemble import Setup
-from jaxrl_llm.sharding import param_shardings
+from jaxrl_llm.sharding import param_shardings, placed
 from jaxrl_llm.types import Params, UserError
 
 
@@ -18,8 +16,7 @@ def keep(path: Path, setup: Setup, params: Params) -> None:
 def on_trainer(setup: Setup, declared: tuple[Params, Params]) -> Params:
     """An abstract tree, given with the names of its axes, with its shardings on the trainer's mesh."""
     abstract, axes = declared
-    placed = param_shardings(setup.trainer_mesh, axes, abstract)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, placed)
+    return placed(abstract, param_shardings(setup.trainer_mesh, axes, abstract))
 
 
 def kept(path: Path, setup: Setup, declared: tuple[Params, Params], what: str) -> Params:

@@ -46,9 +46,11 @@ def claim(run_dir: Path, setup: Setup) -> None:
 def _hub_commits(setup: Setup) -> dict[str, str]:
     """The commits that the configuration's `hub:` names stand for in the cache, by name."""
     config = setup.config
-    given = (config.model.init, config.tokenizer.path, config.rollout.reward_model.path)
-    names = sorted({name for name in given if name is not None and is_hub(name)})
-    return {name: hub_snapshot(name, weights=False, offline=True).name for name in names}
+    whole = (config.model.init, config.tokenizer.path, config.rollout.reward_model.path)
+    names = {name for name in (*whole, config.lora.init) if name is not None and is_hub(name)}
+    return {
+        name: hub_snapshot(name, weights=False, adapter=name not in whole, offline=True).name for name in sorted(names)
+    }
 
 
 def _environment(setup: Setup) -> dict[str, Any]:

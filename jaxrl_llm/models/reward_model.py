@@ -15,11 +15,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.losses.logprobs import project_f32
+from jaxrl_llm.models.buckets import length_buckets
 from jaxrl_llm.models.transformer import abstract_params, forward, logical_axes
 from jaxrl_llm.sharding import param_shardings, replicated, rows_sharding
 from jaxrl_llm.types import Params
-
-_SMALLEST_BUCKET = 32
 
 
 def sequence_scores(
@@ -31,8 +30,8 @@ def sequence_scores(
     mesh: Mesh | None = None,
 ) -> Float[Array, " B"]:
     """The scalar head, float32 whatever the weights' dtype, at each row's last token; what stands behind it is padding
-    and changes nothing. An empty row has a score that means nothing. `mesh` is where the arrays
-    live, if they are split."""
+    and changes nothing. An empty row has a score that means nothing. `mesh` is where the arrays live, if they are
+    split."""
     T = tokens_BT.shape[1]
     positions_BT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), tokens_BT.shape)
     segment_ids_BT = (positions_BT < lengths_B[:, None]).astype(jnp.int32)
@@ -66,10 +65,7 @@ class SequenceScorer:
         self, config: ModelConfig, params: Params, *, mesh: Mesh, rows: int, max_tokens: int, pad_id: int | None
     ):
         self._params, self._rows, self._mesh, self._pad_id = params, rows, mesh, pad_id
-        powers = [_SMALLEST_BUCKET]
-        while powers[-1] < max_tokens:
-            powers.append(powers[-1] * 2)
-        self.buckets = (*powers[:-1], max_tokens)
+        self.buckets = length_buckets(max_tokens)
         self._jitted = jax.jit(partial(sequence_scores, config, mesh=mesh), out_shardings=replicated(mesh))
         self._programs: dict[int, Any] = {}
 

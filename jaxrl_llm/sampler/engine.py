@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm import sharding
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.losses.logprobs import HIGHEST, Precision, project_f32, soft_cap
+from jaxrl_llm.models.buckets import length_buckets
 from jaxrl_llm.models.kv_cache import Cache, copy_row, copy_rows, empty_cache, slot_axis
 from jaxrl_llm.models.transformer import decode, extend, head_weight
 from jaxrl_llm.sampler.interruption import Interruption
@@ -50,7 +51,6 @@ _PREFIX_TOKENS = 4096
 _INSERT_LOGITS = 2**20
 # Scoring a prompt makes so many logits at a time.
 _SCORE_LOGITS = 2**22
-_SMALLEST_BUCKET = 32
 
 
 @flax.struct.dataclass
@@ -589,11 +589,7 @@ class PolicyEngine(Engine):
     def lower_generate(self) -> jax.stages.Lowered:
         """The program of `generate` lowered from shapes alone; the devices of its mesh need not be here."""
         version = jax.ShapeDtypeStruct((), jnp.int32)
-        state = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-            jax.eval_shape(self._init, version),
-            self._state_shardings,
-        )
+        state = sharding.placed(jax.eval_shape(self._init, version), self._state_shardings)
         return self._generate_jit.lower(self._loader.abstract(), state, np.int32(1))
 
     def _generate(self, params: Params, state: DecodeState, enough: Array) -> tuple[DecodeState, Array]:
@@ -636,12 +632,7 @@ def _put_at(slots: Array):
 def _buckets(given: Sequence[int] | None, longest: int) -> tuple[int, ...]:
     """Prefill lengths, ascending, the last one `longest`."""
     if given is None:
-        powers = []
-        size = _SMALLEST_BUCKET
-        while size < longest:
-            powers.append(size)
-            size *= 2
-        return (*powers, longest)
+        return length_buckets(longest)
     buckets = tuple(sorted(set(given)))
     if not buckets or buckets[0] < 1 or buckets[-1] != longest:
         raise UserError(

@@ -61,15 +61,12 @@ class WeightLoader:
     def abstract(self) -> Params:
         """What `load` returns, as `jax.ShapeDtypeStruct`s with their shardings."""
 
-        def put(tree, shardings):
-            return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
-
         stack = self._abstract["layers"]
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
         copied = jax.eval_shape(self._layer, one) if self._unstack else jax.eval_shape(jax.vmap(self._layer), stack)
-        layers = put(copied, self._placed_layers)
+        layers = sharding.placed(copied, self._placed_layers)
         top = {name: x for name, x in self._abstract.items() if name != "layers"}
-        top = put(jax.eval_shape(lambda tree: jax.tree.map(self._cast, tree), top), self._top_shardings)
+        top = sharding.placed(jax.eval_shape(lambda tree: jax.tree.map(self._cast, tree), top), self._top_shardings)
         return {**top, "layers": (layers,) * self._layers if self._unstack else layers}
 
     def _check(self, params: Params) -> None:

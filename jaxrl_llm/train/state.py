@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.config import LoraConfig, ModelConfig
 from jaxrl_llm.models.lora import init_adapters, trainable
 from jaxrl_llm.models.transformer import init_params
-from jaxrl_llm.sharding import param_shardings, replicated
+from jaxrl_llm.sharding import param_shardings, placed, replicated
 from jaxrl_llm.types import Params, UserError
 
 
@@ -68,25 +68,24 @@ def abstract_state(
     `lora` the parameters are adapters. Raises UserError if the mesh does not divide the model.
     """
     params, axes = trainable(model, lora)
-    placed = param_shardings(mesh, axes, params)
+    places = param_shardings(mesh, axes, params)
     whole: Any = replicated(mesh)
     opt_state = jax.eval_shape(lambda p: optimizer.init(as_float32(p)), params)
-    opt_placed = _beside_params(opt_state, params, placed, whole)
+    opt_places = _beside_params(opt_state, params, places, whole)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     beside = jax.eval_shape(lambda: _beside(model, critic, adapts_entropy))
     abstract = TrainState(step, params, opt_state, *beside)
-    shardings = TrainState(whole, placed, opt_placed, *jax.tree.map(lambda _: whole, beside))
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+    return placed(abstract, TrainState(whole, places, opt_places, *jax.tree.map(lambda _: whole, beside)))
 
 
-def _beside_params(opt_state: Any, params: Params, placed: Params, whole: Any) -> Any:
+def _beside_params(opt_state: Any, params: Params, places: Params, whole: Any) -> Any:
     """Optimizer leaves that have a parameter's name and shape live where it lives; counts, factors and the like are on
     every device."""
 
     def name(path):
         return jax.tree_util.keystr(tuple(key for key in path if isinstance(key, jax.tree_util.DictKey)))
 
-    leaves = zip(jax.tree.leaves_with_path(params), jax.tree.leaves(placed), strict=True)
+    leaves = zip(jax.tree.leaves_with_path(params), jax.tree.leaves(places), strict=True)
     homes = {(name(path), x.shape): sharding for (path, x), sharding in leaves}
 
     def home(path, x):
@@ -161,9 +160,9 @@ def state_from_params(
     for name, x in wanted.items():
         if given[name].shape != x.shape:
             raise UserError(f"weight {name} has shape {given[name].shape}, the model wants {x.shape}; check `model`")
-    placed = jax.tree.map(
+    copied = jax.tree.map(
         lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding, may_alias=False), params, abstract.params
     )
-    state = _with_optimizer(placed, optimizer, abstract)
+    state = _with_optimizer(copied, optimizer, abstract)
     beside = jax.device_put(_beside(model, critic, adapts_entropy), shardings_of((abstract.critic, abstract.entropy)))
     return replace(state, critic=beside[0], entropy=beside[1])

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jax
 import numpy as np
 import pytest
 from hub_server import Hub
@@ -12,10 +13,13 @@ from tiny_reward import LETTERS, NAMES, write_reward_model
 from jaxrl_llm.checkpoints.hf_config import to_hf_config
 from jaxrl_llm.checkpoints.hf_tensors import hf_tensors
 from jaxrl_llm.checkpoints.hub import hub_snapshot
+from jaxrl_llm.checkpoints.peft import write_peft
+from jaxrl_llm.cli.adapters import starting_params
 from jaxrl_llm.cli.assemble import assemble, initial_params
 from jaxrl_llm.cli.reward import open_reward_model
 from jaxrl_llm.cli.run_dir import claim
-from jaxrl_llm.config import ModelConfig, load
+from jaxrl_llm.config import LoraConfig, ModelConfig, load
+from jaxrl_llm.models.lora import trainable
 from jaxrl_llm.types import UserError
 
 MODEL = ModelConfig(layers=2, d_model=32, heads=2, kv_heads=2, head_dim=16, d_ff=64, vocab_size=40, max_context=12)
@@ -94,6 +98,34 @@ def test_every_command_takes_a_name_of_the_hub(hub, tmp_path, tiny, jaxrl):
         "hub:me/judge": ("me/judge", "main"),
     }
     assert commits == {name: hub.commit(*place)[0] for name, place in places.items()}
+
+
+def test_adapters_come_from_the_hub_and_name_their_base_there(hub, tmp_path, tiny, jaxrl):
+    lora = LoraConfig(rank=3, targets=("q", "o"))
+    rng = np.random.default_rng(0)
+    adapters = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), trainable(MODEL, lora)[0])
+    write_peft(tmp_path / "adapter", MODEL, lora, adapters, base="hub:me/tiny@v1")
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (told["base_model_name_or_path"], told["revision"]) == ("me/tiny", "v1")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()}
+    hub.repos["me/adapter"] = {"main": files | {"adapter_model.bin": b"a pickle", "config.json": b"{}"}}
+    names = ["model.init=hub:me/tiny", "tokenizer.kind=hf", "tokenizer.path=hub:me/tiny", "lora.init=hub:me/adapter"]
+    setup = assemble(load(tiny, [*names, "model.layers=2"]))
+    assert (setup.config.lora.rank, set(setup.config.lora.targets)) == (3, {"q", "o"})
+    jax.tree.map(np.testing.assert_array_equal, starting_params(setup), adapters)
+    assert {path.rpartition("/")[2] for path in hub.asked if "me/adapter/resolve" in path} == set(files)
+    (tmp_path / "run").mkdir()
+    claim(tmp_path / "run", setup)
+    commits = json.loads((tmp_path / "run" / "environment.json").read_text())["hub_commits"]
+    assert commits["hub:me/adapter"] == hub.commit("me/adapter", "main")[0]
+    # An adapter's folder can be looked into like any other.
+    status, out, err = jaxrl("inspect", tmp_path / "adapter")
+    assert status == 0, err
+    assert "base_model.model.model.layers.1.self_attn.o_proj.lora_B.weight  F32  32x3  384  " in out
+    assert "8 arrays, 1536 numbers" in out
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    status, _, err = jaxrl("inspect", tmp_path / "adapter")
+    assert (status, "has no adapter_model.safetensors" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
