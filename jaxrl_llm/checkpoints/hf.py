@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -180,12 +180,13 @@ class _Stack:
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: NamedSharding):
         self._shape, self._dtype, self._sharding = shape, dtype, sharding
+        self._mesh = cast(Mesh, sharding.mesh)  # never an abstract one: arrays live there
         self._parts: dict[int, jax.Array] = {}
 
     def put(self, index: tuple[int, ...], stacks: int, read: Callable[[NamedSharding], jax.Array]) -> None:
         """Writes what `read` gives at `index` of the first `stacks` axes; nothing is read where no device wants it."""
         spec, shape = self._sharding.spec, list(self._shape)
-        group, mesh = 0, self._sharding.mesh
+        group, mesh = 0, self._mesh
         if stacks == 2 and (split := spec[1]) is not None:
             shape[1] //= mesh.shape[split]
             group, mesh = index[1] // shape[1], _slice_of(mesh, split, index[1] // shape[1])

@@ -60,6 +60,8 @@ def read_peft_config(path: str | Path) -> dict[str, Any]:
     Raises UserError naming the file that is missing or the option that is not supported.
     """
     file = Path(path) / _CONFIG
+    if not file.is_file():
+        raise UserError(f"{path} has no {_CONFIG}; give a folder in PEFT's layout")
     told = read_object(file)
 
     def refuse(option: str, supported: str) -> NoReturn:
@@ -127,13 +129,6 @@ def write_peft(
     what the folder calls its base model, for those who load both by one name: a folder or a name on the Hub.
     Raises UserError if it exists or cannot be written.
     """
-    rows, arrays = [], []
-    for target, part, tensor, name, shape in _parts(model, lora):
-        array = adapters["lora"][target][part][tensor.layer].reshape(shape[::-1]).T
-        if part == "b":
-            array = array[np.argsort(_output_rows(tensor))]
-        arrays.append(array if dtype is None else array.astype(jnp.dtype(dtype)))
-        rows.append((name, arrays[-1].dtype, shape))
     name, revision = repository(base) if base is not None and is_hub(base) else (base, None)
     told = {
         "peft_type": "LORA",
@@ -149,6 +144,13 @@ def write_peft(
         "target_modules": [theirs for theirs, ours in _MODULES.items() if ours in lora.targets],
     }
     with new_folder(Path(path)) as unfinished:
+        rows, arrays = [], []
+        for target, part, tensor, name, shape in _parts(model, lora):
+            array = adapters["lora"][target][part][tensor.layer].reshape(shape[::-1]).T
+            if part == "b":
+                array = array[np.argsort(_output_rows(tensor))]
+            arrays.append(array if dtype is None else array.astype(jnp.dtype(dtype)))
+            rows.append((name, arrays[-1].dtype, shape))
         write_file(unfinished / _WEIGHTS, rows, arrays)
         (unfinished / _CONFIG).write_text(json.dumps(told, indent=2, allow_nan=False))
 

@@ -122,7 +122,7 @@ def test_adapters_come_from_the_hub_and_name_their_base_there(hub, tmp_path, tin
     status, out, err = jaxrl("inspect", tmp_path / "adapter")
     assert status == 0, err
     assert "base_model.model.model.layers.1.self_attn.o_proj.lora_B.weight  F32  32x3  384  " in out
-    assert "8 arrays, 1536 numbers" in out
+    assert "8 arrays, 768 numbers" in out
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     status, _, err = jaxrl("inspect", tmp_path / "adapter")
     assert (status, "has no adapter_model.safetensors" in err) == (2, True)
