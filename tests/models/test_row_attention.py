@@ -104,7 +104,7 @@ def test_a_model_with_local_layers_is_the_same_under_splash_on_a_mesh():
     mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
 
     def loss(params, how):
-        hidden = forward(config, params, tokens, positions, segments, remat=True, attention=how)
+        hidden = forward(config, params, tokens, positions, segments, remat="full", attention=how)
         return jnp.sum(hidden * cotangent), hidden
 
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
