@@ -217,13 +217,13 @@ def _flush(parts: Parts, counters: Counters, pending: tuple[dict[str, Any], Any]
     counters.wall_s += step_s
     counters.device_seconds += step_s * parts.compute.devices
     record |= metrics | asdict(counters) | {"tokens_per_s": generated / step_s}
-    record |= {"trainer_tokens_per_s": positions / step_s, "mfu": _mfu(parts.compute, trained_flops / step_s)}
+    record |= {"trainer_tokens_per_s": positions / step_s, "mfu": utilisation(parts.compute, trained_flops / step_s)}
     record |= hbm_peak(parts.compute.trainers)
     parts.log.step(record)
     parts.on_step(record)
 
 
-def _mfu(compute: Compute, flops_per_s: float) -> float | None:
+def utilisation(compute: Compute, flops_per_s: float) -> float | None:
     """Share of the trainer's devices' peak that went into training, waits included (arXiv:2204.02311)."""
     return None if compute.peak_flops is None else flops_per_s / (compute.peak_flops * len(compute.trainers))
 

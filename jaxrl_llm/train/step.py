@@ -211,7 +211,9 @@ def make_train_step(
             fields["router_weights"] = router_weights(fields["segment_ids"], count)
         gradient, loss, found = accumulated(trained, base, fields, count, alpha)
         norms, tokens = part_norms(gradient[0]), found["entropy"].weight
-        finite = jnp.isfinite(loss) & jnp.isfinite(norms["all"]) & jnp.isfinite(optax.tree.norm(as_float32(gradient[1])))
+        finite = (
+            jnp.isfinite(loss) & jnp.isfinite(norms["all"]) & jnp.isfinite(optax.tree.norm(as_float32(gradient[1])))
+        )
         apply = finite & (tokens > 0)
         sums = {"skipped": jnp.float32(~finite), "trained": jnp.float32(tokens > 0)}
         heard = refused = state.norms
