@@ -601,6 +601,11 @@ class OptimizerConfig(Section):
     )
     weight_decay: Float = Field(0.01, ge=0, description="decoupled weight decay, on matrices only")
     clip_norm: Float | None = Field(None, gt=0, description="clip gradients to this global norm; null turns it off")
+    skip_norm_factor: Float | None = Field(
+        None,
+        gt=1,
+        description="leave out an update whose gradient norm, before clipping, exceeds this many times the mean of the applied ones' (see train/spikes.py: not in the first 20, and at most 9 in a row); null turns it off",
+    )
 
 
 class TrainConfig(Section):
@@ -619,7 +624,20 @@ class TrainConfig(Section):
         False,
         description="compute a prompt once for all its completions in one row, which attend to it; the same loss and gradient with fewer tokens",
     )
-    remat: Bool = Field(False, description="recompute each layer's activations in the backward pass")
+    remat: Literal["none", "dots", "dots_no_batch", "full"] = Field(
+        "none",
+        description="what the backward pass works out again of each layer's forward pass, less memory for more work: none; dots: all but matrix products; dots_no_batch: attention too, but no product with weights; full: everything (experts and attention kernels are worked out again by all but none)",
+    )
+    gradient_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="dtype in which gradients of several microbatches are added up; a single microbatch's are not kept twice",
+    )
+    ema: Float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="keep an average of what is trained, in float32: after each update ema x average + (1 - ema) x new weights; `--ema` of sample, serve and convert takes it; null keeps none",
+    )
     head_chunk: Int = Field(512, gt=0, description="tokens whose [vocabulary] logits exist at once")
 
 
@@ -652,6 +670,11 @@ class DeviceConfig(Section):
     platform: Literal["default", "cpu"] = Field("default", description="cpu forces the CPU backend")
     cpu_devices: Int = Field(
         2, gt=0, description="virtual devices on the CPU backend: one for the trainer, one for the sampler at least"
+    )
+    peak_flops: Float | None = Field(
+        None,
+        gt=0,
+        description="FLOP/s that one of the trainer's devices could do, for `mfu`; null: the bfloat16 peak of known TPUs and GPUs, and no mfu elsewhere",
     )
 
 

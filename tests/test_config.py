@@ -36,6 +36,8 @@ def test_override_numbers(tmp_path, text, value):
         ("train: {steps: many}", None, r"train.steps = 'many' in .*valid integer"),
         ("train: {steps: 1.5}", None, r"train.steps = 1.5 in .*integer"),
         ("train: {steps: true}", None, r"train.steps = True in .*number is wanted"),
+        ("train: {remat: true}", None, r"train.remat = True in .*'none', 'dots', 'dots_no_batch' or 'full'"),
+        ("train: {ema: 1}", None, r"train.ema = 1 in .*less than 1"),
         ("train: {steps: 0}", None, r"train.steps = 0 in .*greater than 0"),
         ("optimizer: {lr: .nan}", None, r"optimizer.lr = nan in "),
         ("algorithm: {ratio_cap: .inf}", None, r"algorithm.ratio_cap = inf in .*finite"),

@@ -89,7 +89,7 @@ def main() -> None:
         mesh=mesh,
         temperature=1.0,
         head_chunk=options.head_chunk,
-        remat=False,
+        remat="none",
     )
     state = state_from_params(model, optimizer, mesh=mesh, params=random_params(model))
     step = step.compiled(state, batch)

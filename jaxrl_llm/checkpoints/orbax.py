@@ -143,17 +143,23 @@ class CheckpointStore:
             )
         return None
 
-    def read_params(self, step: int) -> Params:
-        """The parameters of one step as host arrays, verified. Raises UserError if there is none or it is corrupt."""
+    def read_params(self, step: int, *, ema: bool = False) -> Params:
+        """The parameters of one step, or their average, as host arrays, verified.
+
+        Raises UserError if there is none or it is corrupt.
+        """
+        tree = "ema" if ema else "params"
         path = self._newest_attempt(step)
         try:
             body = read_manifest(path / _MANIFEST)
             wanted: dict[str, Any] = {}
             for name, described in body["arrays"].items():
-                if name.startswith("params."):
+                if name.startswith(f"{tree}."):
                     leaf = jax.ShapeDtypeStruct(tuple(described["shape"]), jnp.dtype(described["dtype"]))
                     _put(wanted, name.split("."), leaf)
-            return self._read(path, body, wanted)["params"]
+            if not wanted:
+                raise UserError(f"checkpoint {path} has no average of the weights: train.ema was null; leave --ema out")
+            return self._read(path, body, wanted)[tree]
         except CorruptCheckpoint as error:
             raise UserError(
                 f"checkpoint {path} is damaged: {error}; use another step, there are {self.steps()}"

@@ -13,7 +13,7 @@ from jaxrl_llm.config import RunConfig
 from jaxrl_llm.rollout.rows import pack
 
 _SMALLER_STEP = (
-    "give train.mesh more fsdp or tensor, set train.remat=true, or lower train.microbatch_rows or train.row_length"
+    "give train.mesh more fsdp or tensor, set train.remat=full, or lower train.microbatch_rows or train.row_length"
 )
 _SMALLER_SAMPLER = "give sampler.mesh more tensor, or lower sampler.slots or the tokens of a prompt and completion"
 
@@ -34,6 +34,7 @@ def compile_for(config: RunConfig, topology: str) -> Iterator[aot.Program]:
         setup.config.optimizer,
         algorithm,
         total_steps=config.train.steps,
+        ema=config.train.ema,
         reference=abstract_reference(setup),
         base=abstract_base(setup),
     )

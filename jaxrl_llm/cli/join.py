@@ -16,7 +16,7 @@ from jaxrl_llm.data.prompts import PromptStream
 from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.evaluate import evaluate, mismatch
 from jaxrl_llm.metrics import RunLog
-from jaxrl_llm.models.flops import sample_flops, train_flops
+from jaxrl_llm.models.flops import peak_flops, sample_flops, train_flops
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.rollout.batching import select
 from jaxrl_llm.rollout.issue import GroupIssuer
@@ -28,6 +28,7 @@ from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
 from jaxrl_llm.train.loop import Compute, Parts
 from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.train.spikes import spike_rule
 from jaxrl_llm.train.state import TrainState, abstract_state
 from jaxrl_llm.train.step import TrainStep, make_score, make_train_step
 from jaxrl_llm.types import EpisodeGroup, Params, Sampling, ThinkingBudget
@@ -58,6 +59,7 @@ def make_step(
     algorithm: Algorithm,
     *,
     total_steps: int,
+    ema: float | None = None,
     reference: Params | None = None,
     base: Params | None = None,
 ) -> tuple[TrainStep, TrainState]:
@@ -74,6 +76,9 @@ def make_step(
         head_chunk=config.train.head_chunk,
         remat=config.train.remat,
         share_prompts=config.train.share_prompts,
+        gradient_dtype=config.train.gradient_dtype,
+        spikes=spike_rule(rates.skip_norm_factor),
+        ema=ema,
         reference=reference,
         lora=config.adapters,
         base=base,
@@ -84,6 +89,8 @@ def make_step(
         mesh=setup.trainer_mesh,
         critic=algorithm.critic.optimizer if algorithm.critic is not None else None,
         adapts_entropy=isinstance(algorithm.entropy, AdaptiveEntropy),
+        watches_norms=rates.skip_norm_factor is not None,
+        averages=ema is not None,
         lora=config.adapters,
     )
     return step, state
@@ -96,11 +103,12 @@ def build_train_step(
     *,
     total_steps: int,
     shape: RowShape,
+    ema: float | None = None,
     reference: Params | None = None,
     base: Params | None = None,
 ) -> TrainStep:
     """The train step of this run, compiled for batches of `shape`."""
-    step, state = make_step(setup, rates, algorithm, total_steps=total_steps, reference=reference, base=base)
+    step, state = make_step(setup, rates, algorithm, total_steps=total_steps, ema=ema, reference=reference, base=base)
     return step.compiled(state, pack([], shape))
 
 
@@ -200,6 +208,7 @@ class Joined:
                 algorithm,
                 total_steps=config.train.steps,
                 shape=shape,
+                ema=config.train.ema,
                 reference=self._reference,
                 base=self._base,
             ),
@@ -221,6 +230,8 @@ class Joined:
                 ),
                 sample_flops=partial(sample_flops, config.model),
                 devices=len({device for mesh in devices for device in mesh.devices.flat}),
+                trainers=tuple(self.setup.trainer_mesh.devices.flat),
+                peak_flops=config.device.peak_flops or peak_flops(self.setup.trainer_mesh.devices.flat[0].device_kind),
             ),
             on_step=self.progress.step,
             on_evaluation=self.progress.evaluation,

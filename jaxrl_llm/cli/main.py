@@ -63,6 +63,7 @@ Weights = Annotated[
     Path | None, typer.Option("--run-dir", help="the run whose newest checkpoint to use, or one checkpoint of it")
 ]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="untrained weights, to try things out")]
+Averaged = Annotated[bool, typer.Option("--ema", help="the averaged weights of a run with train.ema")]
 
 
 @app.command()
@@ -80,6 +81,7 @@ def serve(
     name: Annotated[str | None, typer.Option(help="the model's name for HTTP clients [default: CONFIG's]")] = None,
     max_queue: Annotated[int, typer.Option(help="completions that may wait for a slot", min=1)] = 1024,
     max_calls: Annotated[int, typer.Option(help="open calls of each server", min=1)] = 256,
+    ema: Averaged = False,
     top_logprobs: Annotated[
         int, typer.Option(help="most alternatives a request may ask for; 0: none, and no prompt is scored", min=0)
     ] = 20,
@@ -92,7 +94,9 @@ def serve(
     from jaxrl_llm.cli.policy import open_policy
     from jaxrl_llm.cli.serving import ServeOptions, serve_policy
 
-    policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights, top_logprobs=top_logprobs)
+    policy = open_policy(
+        target, overrides or (), run_dir, random_weights=random_weights, ema=ema, top_logprobs=top_logprobs
+    )
     serve_policy(policy, access, ServeOptions(name or target.stem, port, http_port, max_queue, max_calls), say)
 
 
@@ -102,6 +106,7 @@ def sample(
     overrides: Overrides = None,
     run_dir: Weights = None,
     random_weights: RandomWeights = False,
+    ema: Averaged = False,
     prompt: Annotated[str | None, typer.Option(help="one prompt")] = None,
     file: Annotated[Path | None, typer.Option(help="prompts, one a line; or .jsonl of prompt or tokens")] = None,
     n: Annotated[int, typer.Option(help="completions of each prompt", min=1)] = 1,
@@ -124,7 +129,7 @@ def sample(
         raise UserError("--prompt and --file are both given; give one, or neither to type prompts")
     stops = tuple(stop or ())
     options = SampleOptions(max_new_tokens, temperature, top_p, top_k, min_p, stops, seed, n, logprobs, as_json)
-    policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights)
+    policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights, ema=ema)
     print(f"sampling with {policy.origin}", file=sys.stderr, flush=True)
     if prompt is None and file is None:
         converse(policy, options, typed_lines(sys.stdin), write)
@@ -199,6 +204,7 @@ def convert(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [default: as it is]")] = None,
     step: Step = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="a LoRA run's adapters alone, as PEFT has them")] = False,
+    ema: Averaged = False,
 ) -> None:
     """Write a policy as a Hugging Face folder (config.json, safetensors, the tokenizer's files if there are any).
 
@@ -206,7 +212,7 @@ def convert(
     """
     from jaxrl_llm.cli.convert import convert as run
 
-    run(source, destination, dtype=dtype, step=step, adapter=adapter)
+    run(source, destination, dtype=dtype, step=step, adapter=adapter, ema=ema)
     typer.echo(destination)
 
 

@@ -45,13 +45,19 @@ class Policy:
 
 
 def open_policy(
-    target: Path, overrides: Sequence[str], run_dir: Path | None, *, random_weights: bool, top_logprobs: int = 0
+    target: Path,
+    overrides: Sequence[str],
+    run_dir: Path | None,
+    *,
+    random_weights: bool,
+    ema: bool = False,
+    top_logprobs: int = 0,
 ) -> Policy:
     """The policy that `target` names: a YAML file, a run directory, or a checkpoint directory of one.
 
     Its weights come from the newest checkpoint that verifies of `run_dir` (or of `target`, if that is a run), from
     that very checkpoint if one is named, or else from `model.init`; random ones only if they are asked for.
-    `top_logprobs` is the engine's.
+    With `ema` a checkpoint's averaged weights instead. `top_logprobs` is the engine's.
     Raises UserError if there are none, or if they are not those of this configuration.
     """
     if target.is_dir():
@@ -59,14 +65,20 @@ def open_policy(
             raise UserError(f"{target} names a run already; leave --run-dir out, or name the run's YAML file")
         run_dir = target
         target = _run_of(target)[0] / "config.yaml"
+    if ema and (random_weights or run_dir is None):
+        raise UserError(
+            "--ema takes the averaged weights of a run's checkpoint; name the run, without --random-weights"
+        )
     config = config_room.load(target, overrides)
     configure_jax(config.device)
+    if ema and config.train.ema is None:
+        raise UserError(f"--ema: {target} has train.ema null, so that no average was kept; leave --ema out")
     setup = assemble_sampler(config, top_logprobs=top_logprobs)
     if random_weights:
         params = jax.tree.map(np.asarray, init_params(setup.config.model, setup.config.seed))
         return Policy(setup, params, 0, f"random weights of seed {setup.config.seed}")
     if run_dir is not None:
-        return _from_run(setup, run_dir)
+        return _from_run(setup, run_dir, ema)
     params = initial_policy(setup)
     if params is None:
         raise UserError(
@@ -84,7 +96,7 @@ def _run_of(path: Path) -> tuple[Path, int | None]:
     return (path.parent if path.name == "checkpoints" else path), None
 
 
-def _from_run(setup: SamplerSetup, path: Path) -> Policy:
+def _from_run(setup: SamplerSetup, path: Path, ema: bool) -> Policy:
     run_dir, step = _run_of(path)
     store = CheckpointStore(run_dir / "checkpoints", keep=1)
     steps = store.steps() if step is None else [step]
@@ -94,7 +106,7 @@ def _from_run(setup: SamplerSetup, path: Path) -> Policy:
     for step in reversed(steps):
         try:
             theirs = store.fingerprints(step)
-            params = store.read_params(step)
+            params = store.read_params(step, ema=ema)
         except UserError as error:
             reasons.append(str(error))
             logging.getLogger(__name__).warning("%s", error)
@@ -106,5 +118,6 @@ def _from_run(setup: SamplerSetup, path: Path) -> Policy:
                     f"configuration builds; sample it with its own configuration, {run_dir / 'config.yaml'}"
                 )
         params = merged_params(run_dir, setup.config, params)
-        return Policy(setup, params, step, f"the checkpoint of step {step} in {run_dir}")
+        weights = "the averaged weights" if ema else "the checkpoint"
+        return Policy(setup, params, step, f"{weights} of step {step} in {run_dir}")
     raise UserError(f"no checkpoint of {run_dir} verifies: {'; '.join(reasons)}")

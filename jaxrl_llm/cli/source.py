@@ -47,21 +47,21 @@ def run_checkpoints(path: Path, step: int | None) -> tuple[RunConfig, Checkpoint
     return config, store, steps[-1] if step is None else step
 
 
-def read_policy(source: str, *, step: int | None = None, dtype: str | None = None) -> Policy:
-    """Reads a whole policy; a LoRA run's is merged, in `dtype` (None: the base's).
+def read_policy(source: str, *, step: int | None = None, dtype: str | None = None, ema: bool = False) -> Policy:
+    """Reads a whole policy; a LoRA run's is merged, in `dtype` (None: the base's). With `ema` a run's averaged weights.
 
     Raises UserError if the source is none of the three, damaged, or no known HF family.
     """
     path = Path(source)
     if is_run(path):
         config, store, step = run_checkpoints(path, step)
-        model, params = config.model, merged_params(path, config, store.read_params(step), dtype)
+        model, params = config.model, merged_params(path, config, store.read_params(step, ema=ema), dtype)
         hf_config, beside = to_hf_config(model), ()
         if model.init is not None:
             hf_config, beside = _as_it_came(model, hf_config)
         return Policy(model, params, hf_config, beside)
-    if step is not None:
-        raise UserError(f"--step {step} is given, but {source} is not a run directory")
+    if step is not None or ema:
+        raise UserError(f"{'--ema' if ema else f'--step {step}'} is given, but {source} is not a run directory")
     path = resolve_init(source)
     if is_hf_folder(path):
         folder = open_hf(path)

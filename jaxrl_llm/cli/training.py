@@ -80,6 +80,8 @@ def _run(
         "mesh": setup.trainer_mesh,
         "critic": critic_optimizer(config),
         "adapts_entropy": adapts_entropy(config),
+        "watches_norms": config.optimizer.skip_norm_factor is not None,
+        "averages": config.train.ema is not None,
         "lora": config.adapters,
     }
     abstract = abstract_state(config.model, optimizer, **how)

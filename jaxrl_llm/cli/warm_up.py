@@ -32,7 +32,12 @@ def warm_up(
     config = setup.config
     steps = config.sft.steps
     rates = config.optimizer.model_copy(
-        update={"lr": config.sft.lr, "warmup_steps": config.sft.warmup_steps, "decay_steps": 0}
+        update={
+            "lr": config.sft.lr,
+            "warmup_steps": config.sft.warmup_steps,
+            "decay_steps": 0,
+            "skip_norm_factor": None,
+        }
     )
     optimizer = make_optimizer(rates, total_steps=steps)
     given, how = starting_params(setup), {"mesh": setup.trainer_mesh, "lora": config.adapters}

@@ -36,3 +36,21 @@ def train_flops(model: ModelConfig, tokens: int, lora: LoraConfig | None = None)
 def sample_flops(model: ModelConfig, tokens: int) -> float:
     """2 N T: one forward pass per token, prompts counted once per prefill."""
     return 2.0 * matmul_params(model) * tokens
+
+
+_PEAKS = {
+    # TPUs, per chip: cloud.google.com/tpu/docs, "peak compute per chip (bf16)" on each version's page
+    "TPU v4": 275e12,
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), 197e12),
+    **dict.fromkeys(("TPU v5", "TPU v5p"), 459e12),
+    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), 918e12),
+    # NVIDIA's datasheets: bfloat16 tensor cores, without sparsity
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 312e12),
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 989e12),
+    "NVIDIA H100 PCIe": 756e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """FLOP/s of one device in bfloat16 products, by what JAX calls its kind; None of kinds that are not known."""
+    return _PEAKS.get(device_kind)

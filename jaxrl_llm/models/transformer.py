@@ -26,6 +26,7 @@ from jaxrl_llm.models import moe
 from jaxrl_llm.models.attention import attend_cached, in_chunk, in_window
 from jaxrl_llm.models.kv_cache import Cache, positions, read_layer, write_span, write_tokens
 from jaxrl_llm.models.quantised import dequantise
+from jaxrl_llm.models.remat import Remat, rematerialised
 from jaxrl_llm.models.rope import Rotation, place, rotations
 from jaxrl_llm.models.row_attention import XLA, RowAttention, Sight, row_attention
 from jaxrl_llm.types import Params
@@ -262,7 +263,7 @@ def forward(
     segment_ids_BT: Int[Array, "B T"],
     prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
-    remat: bool = False,
+    remat: Remat = "none",
     attention: RowAttention = XLA,
     mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
@@ -290,7 +291,7 @@ def forward_routed(
     segment_ids_BT: Int[Array, "B T"],
     prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
-    remat: bool = False,
+    remat: Remat = "none",
     attention: RowAttention = XLA,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B T D"], RouterTerms]:
@@ -324,7 +325,7 @@ def _forward(
         x, routing = layer.finish(x, attended, mesh)
         return x, said(routing) if said is not None else None
 
-    body = jax.checkpoint(body) if remat else body
+    body = rematerialised(body, remat)
     x, found = _over_layers(config, body, _embed(config, params, tokens_BT), params["layers"])
     return _final(config, params, x), found
 

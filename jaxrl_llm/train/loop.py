@@ -7,7 +7,7 @@ The loop knows no algorithm and no engine: it joins the parts it is given. Only 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,11 +39,14 @@ class Counters:
 
 @dataclass(frozen=True)
 class Compute:
-    """What tokens cost: FLOPs per trained and per sampled token, and the devices that are busy."""
+    """What tokens cost: FLOPs of trained and of sampled tokens, how many devices are busy, which of them train, and
+    what one of those could do (FLOP/s; None where nobody knows)."""
 
     train_flops: Callable[[int], float]
     sample_flops: Callable[[int], float]
     devices: int
+    trainers: tuple[jax.Device, ...]
+    peak_flops: float | None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,20 @@ class Outcome:
     message: str = ""
 
 
+class _Laps:
+    """Seconds of one step, split into parts that add up."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._mark = time.monotonic()
+
+    def __call__(self, name: str) -> None:
+        """What passed since the last call belongs to the part `name`."""
+        now = time.monotonic()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._mark
+        self._mark = now
+
+
 def run_loop(
     state: TrainState,
     parts: Parts,
@@ -114,9 +131,9 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
     pending: tuple[dict[str, Any], Any] | None = None  # the last step's record, its device metrics not yet read
     mark = time.monotonic()  # steps share out the time between marks; evaluations and checkpoints are in none
     for step in range(start, schedule.steps):
-        began = time.monotonic()
+        laps = _Laps()
         groups = parts.worker.next_groups(schedule.prompts_per_step)
-        trainer_wait_s = time.monotonic() - began
+        laps("trainer_wait_s")
         if not groups:
             _flush(parts, counters, pending)
             parts.save(step, state, asdict(counters))
@@ -124,13 +141,18 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
         lag = measure_lag(groups, version=step, bound=schedule.max_lag)
         chosen = parts.select(groups)
         batch = pack(chosen.documents, parts.row_shape)
+        laps("pack_s")
         state, metrics = parts.train_step(state, batch)
+        laps("dispatch_s")
 
         version = step + 1
         parts.slots.trained(version, len(groups))
         parts.board.publish(PolicyWeights(version, parts.to_sampler(state.params)))
         parts.issuer.settle(chosen.trained, chosen.dropped, groups)
+        laps("publish_s")
         # The step before is read only now, so that the device never waits for the host's records.
+        jax.block_until_ready(pending)
+        laps("device_wait_s")
         _flush(parts, counters, pending)
         record = {
             "step": version,
@@ -141,7 +163,6 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
             "zero_variance": chosen.equal_groups / len(groups),
             **parts.issuer.counts(),
             "lr": parts.learning_rate(version),
-            "trainer_wait_s": trainer_wait_s,
             "sampler_wait_s": parts.worker.take_wait_seconds(),
             "positions_trained": sum(len(d.prompt_T) + len(d.completion_C) - 1 for d in chosen.documents),
             "sampled": sampled_tokens(groups),
@@ -151,9 +172,13 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
         evaluate = last or version % schedule.eval_every == 0
         checkpoint = last or stop or version % schedule.checkpoint_every == 0
         if evaluate or checkpoint:
+            laps("record_s")
             jax.block_until_ready(metrics)
+            laps("device_wait_s")
+        laps("record_s")
         now = time.monotonic()
-        record["step_s"], mark = now - mark, now
+        record |= laps.seconds | {"step_s": now - mark}
+        mark = now
         pending = record, metrics
         if evaluate or checkpoint:
             _flush(parts, counters, pending)
@@ -185,13 +210,31 @@ def _flush(parts: Parts, counters: Counters, pending: tuple[dict[str, Any], Any]
     prompt_tokens, generated = record.pop("sampled")
     counters.tokens_generated += generated
     counters.tokens_trained += int(metrics["tokens_trained"])
-    counters.flops += parts.compute.train_flops(record.pop("positions_trained"))
+    positions = record.pop("positions_trained")
+    trained_flops = parts.compute.train_flops(positions)
+    counters.flops += trained_flops
     counters.flops += parts.compute.sample_flops(prompt_tokens + generated)
     counters.wall_s += step_s
     counters.device_seconds += step_s * parts.compute.devices
     record |= metrics | asdict(counters) | {"tokens_per_s": generated / step_s}
+    record |= {"trainer_tokens_per_s": positions / step_s, "mfu": utilisation(parts.compute, trained_flops / step_s)}
+    record |= hbm_peak(parts.compute.trainers)
     parts.log.step(record)
     parts.on_step(record)
+
+
+def utilisation(compute: Compute, flops_per_s: float) -> float | None:
+    """Share of the trainer's devices' peak that went into training, waits included (arXiv:2204.02311)."""
+    return None if compute.peak_flops is None else flops_per_s / (compute.peak_flops * len(compute.trainers))
+
+
+def hbm_peak(devices: Iterable[jax.Device]) -> dict[str, int]:
+    """The most bytes that any of this process's `devices` has held at once, for the record; no key where the backend
+    does not say."""
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in here]
+    known = [peak for peak in found if peak is not None]
+    return {"hbm_peak_bytes": max(known)} if known else {}
 
 
 def plain(value: Any) -> float:

@@ -18,6 +18,7 @@ from jaxrl_llm.losses.entropy import entropy_bonus
 from jaxrl_llm.losses.logprobs import token_logprobs
 from jaxrl_llm.losses.metrics import Maximum, Metric, kl_metrics, masked_mean, ratio_metrics
 from jaxrl_llm.losses.value import critic_values, value_loss
+from jaxrl_llm.models.remat import Remat
 from jaxrl_llm.models.row_attention import XLA, RowAttention
 from jaxrl_llm.models.transformer import RouterTerms, forward, forward_routed, head_weight
 from jaxrl_llm.sharding import batch_parts, spec
@@ -33,7 +34,7 @@ class Scorer:
     mesh: Mesh
     temperature: float
     head_chunk: int
-    remat: bool = False
+    remat: Remat = "none"
     attention: RowAttention = XLA
 
     def hidden(

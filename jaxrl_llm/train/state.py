@@ -14,6 +14,7 @@ from jaxrl_llm.config import LoraConfig, ModelConfig
 from jaxrl_llm.models.lora import init_adapters, trainable
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sharding import param_shardings, placed, replicated
+from jaxrl_llm.train.spikes import NormRecord, no_norms
 from jaxrl_llm.types import Params, UserError
 
 
@@ -38,7 +39,8 @@ class TrainState:
     """`step` int32 [] counts steps, applied or not; `opt_state` is float32 and sharded like `params`.
 
     `params` are what is trained: the policy, or with LoRA the adapters alone (models/lora.py). `critic` and `entropy`
-    are None unless the algorithm has them.
+    are None unless the algorithm has them, `norms` unless spikes are left out. `ema`, an average of `params` in float32
+    and sharded like them, is None unless it is asked for.
     """
 
     step: jax.Array
@@ -46,6 +48,8 @@ class TrainState:
     opt_state: Any
     critic: CriticState | None = None
     entropy: EntropyControl | None = None
+    norms: NormRecord | None = None
+    ema: Params | None = None
 
 
 def as_float32(tree: Params) -> Params:
@@ -60,12 +64,15 @@ def abstract_state(
     mesh: Mesh,
     critic: optax.GradientTransformation | None = None,
     adapts_entropy: bool = False,
+    watches_norms: bool = False,
+    averages: bool = False,
     lora: LoraConfig | None = None,
 ) -> TrainState:
     """The state as `jax.ShapeDtypeStruct`s that carry their shardings; nothing is allocated. Restores start here.
 
     With `critic`, the optimizer of a value head, there is one; with `adapts_entropy` a coefficient that adapts; with
-    `lora` the parameters are adapters. Raises UserError if the mesh does not divide the model.
+    `watches_norms` a record of gradient norms; with `averages` an average of the parameters; with `lora` the parameters
+    are adapters. Raises UserError if the mesh does not divide the model.
     """
     params, axes = trainable(model, lora)
     places = param_shardings(mesh, axes, params)
@@ -73,9 +80,11 @@ def abstract_state(
     opt_state = jax.eval_shape(lambda p: optimizer.init(as_float32(p)), params)
     opt_places = _beside_params(opt_state, params, places, whole)
     step: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    beside = jax.eval_shape(lambda: _beside(model, critic, adapts_entropy))
-    abstract = TrainState(step, params, opt_state, *beside)
-    return placed(abstract, TrainState(whole, places, opt_places, *jax.tree.map(lambda _: whole, beside)))
+    beside = jax.eval_shape(lambda: _beside(model, critic, adapts_entropy, watches_norms))
+    average = jax.eval_shape(as_float32, params) if averages else None
+    abstract = TrainState(step, params, opt_state, *beside, ema=average)
+    others = jax.tree.map(lambda _: whole, beside)
+    return placed(abstract, TrainState(whole, places, opt_places, *others, ema=places if averages else None))
 
 
 def _beside_params(opt_state: Any, params: Params, places: Params, whole: Any) -> Any:
@@ -97,15 +106,16 @@ def _beside_params(opt_state: Any, params: Params, places: Params, whole: Any) -
 
 
 def _beside(
-    model: ModelConfig, critic: optax.GradientTransformation | None, adapts_entropy: bool
-) -> tuple[CriticState | None, EntropyControl | None]:
-    """What stands beside the policy at step 0: a value head that says 0 everywhere, a coefficient of 0."""
+    model: ModelConfig, critic: optax.GradientTransformation | None, adapts_entropy: bool, watches_norms: bool
+) -> tuple[CriticState | None, EntropyControl | None, NormRecord | None]:
+    """What stands beside the policy at step 0: a value head that says 0 everywhere, a coefficient of 0, no norms."""
     head = {"weight": jnp.zeros(model.d_model, jnp.float32), "bias": jnp.zeros((), jnp.float32)}
     return (
         CriticState(head=head, opt_state=critic.init(head)) if critic is not None else None,
         EntropyControl(coefficient=jnp.zeros((), jnp.float32), entropy=jnp.zeros((), jnp.float32))
         if adapts_entropy
         else None,
+        no_norms() if watches_norms else None,
     )
 
 
@@ -143,15 +153,18 @@ def state_from_params(
     params: Params,
     critic: optax.GradientTransformation | None = None,
     adapts_entropy: bool = False,
+    watches_norms: bool = False,
+    averages: bool = False,
     lora: LoraConfig | None = None,
 ) -> TrainState:
     """A state at step 0 with copies of the given parameters or adapters (numpy or jax arrays), cast to their dtype.
 
-    What stands beside them starts from zero; see `abstract_state`.
+    What stands beside them starts from zero, an average from the parameters; see `abstract_state`.
     Copies, because the train step donates its state and would otherwise delete the caller's arrays.
     Raises UserError naming the leaf if the tree or a shape is not the model's.
     """
-    abstract = abstract_state(model, optimizer, mesh=mesh, critic=critic, adapts_entropy=adapts_entropy, lora=lora)
+    beside = {"critic": critic, "adapts_entropy": adapts_entropy, "watches_norms": watches_norms}
+    abstract = abstract_state(model, optimizer, mesh=mesh, averages=averages, lora=lora, **beside)
     given = {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(params)}
     wanted = {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(abstract.params)}
     if given.keys() != wanted.keys():
@@ -160,9 +173,13 @@ def state_from_params(
     for name, x in wanted.items():
         if given[name].shape != x.shape:
             raise UserError(f"weight {name} has shape {given[name].shape}, the model wants {x.shape}; check `model`")
-    copied = jax.tree.map(
-        lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding, may_alias=False), params, abstract.params
-    )
-    state = _with_optimizer(copied, optimizer, abstract)
-    beside = jax.device_put(_beside(model, critic, adapts_entropy), shardings_of((abstract.critic, abstract.entropy)))
-    return replace(state, critic=beside[0], entropy=beside[1])
+
+    def copied(tree: Params, like: Params) -> Params:
+        return jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding, may_alias=False), tree, like)
+
+    copies = copied(params, abstract.params)
+    state = _with_optimizer(copies, optimizer, abstract)
+    places = shardings_of((abstract.critic, abstract.entropy, abstract.norms))
+    others = jax.device_put(_beside(model, **beside), places)
+    average = copied(copies, abstract.ema) if averages else None
+    return replace(state, critic=others[0], entropy=others[1], norms=others[2], ema=average)

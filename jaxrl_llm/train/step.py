@@ -18,11 +18,14 @@ from jaxrl_llm.config import LoraConfig, ModelConfig
 from jaxrl_llm.losses import metrics
 from jaxrl_llm.losses.entropy import adapt_alpha, applied_alpha
 from jaxrl_llm.models.lora import attach, trainable
+from jaxrl_llm.models.remat import Remat
 from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
 from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_loss, router_weights, with_credit
+from jaxrl_llm.train.norms import part_norms
+from jaxrl_llm.train.spikes import SpikeRule, judge
 from jaxrl_llm.train.state import CriticState, EntropyControl, TrainState, abstract_state, as_float32, shardings_of
 from jaxrl_llm.types import Params, TrainBatch, WeightedSum
 
@@ -72,6 +75,10 @@ def _microbatch(fields: Mapping[str, Array], m: Array) -> dict[str, Array]:
     return {name: lax.dynamic_index_in_dim(x, m, keepdims=False) for name, x in fields.items()}
 
 
+def _named(name: str, norms: Mapping[str, Array]) -> dict[str, Array]:
+    return {name if part == "all" else f"{name}_{part}": norm for part, norm in norms.items()}
+
+
 def _zeros(abstract: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
 
@@ -84,8 +91,11 @@ def make_train_step(
     mesh: Mesh,
     temperature: float,
     head_chunk: int,
-    remat: bool,
+    remat: Remat,
     share_prompts: bool = False,
+    gradient_dtype: Any = jnp.float32,
+    spikes: SpikeRule | None = None,
+    ema: float | None = None,
     reference: Params | None = None,
     lora: LoraConfig | None = None,
     base: Params | None = None,
@@ -93,23 +103,28 @@ def make_train_step(
     """`algorithm.updates` updates on the algorithm's loss, jitted once for any number of microbatches.
 
     The state is donated. Tokens are trained where their weight is not 0. The weights already hold the global
-    denominators, so microbatches and devices only add up: gradients accumulate in float32, sharded like the
-    parameters, over the first `batch.microbatches` of the M microbatches (never more than M). Rows split over the mesh
+    denominators, so microbatches and devices only add up: gradients accumulate in `gradient_dtype`, sharded like the
+    parameters, over the first `batch.microbatches` of the M microbatches (never more than M; of a single one the
+    gradient is taken as it is). Rows split over the mesh
     axes data, fsdp and expert. With several updates each has its own part of the batch (the leading axis K) and goes
     on from the weights that the one before left; old log-probabilities and values are those of the weights that began
     the step. `share_prompts` says that batches may have `prefix_ids`, which not every attention takes. `reference` is a
     frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With `lora` the adapters are
-    trained, on `base`, the policy's frozen weights: read, never written or donated.
+    trained, on `base`, the policy's frozen weights: read, never written or donated. With `ema` the state keeps an
+    average of what is trained, ema * average + (1 - ema) * params after every update.
 
     `state.step` always counts up, once a step. What an update would change stays bit-equal if nothing was trained, and
-    if the loss or the gradient's norm is not finite (`skipped` counts these).
+    if the loss or the gradient's norm is not finite (`skipped` counts these), and with `spikes` if that norm is a spike
+    (`skipped_spikes`; only the number of spikes in a row is then counted up in `state.norms`).
 
     Metrics are float32 [] over the whole step; means over trained tokens are kept as WeightedSum:
     loss, tokens_trained, entropy (mean, nats), log_ratio_mean_abs (mean) and log_ratio_max of |logp - behavior|,
     ratio_mean (mean) and ratio_max of exp(logp - behavior), its exponent clamped to +-20, ess (effective sample size
     of these ratios as a share of the tokens), kl_sampler_k1 and _k3, clip_low, clip_high and clip_dual (the
     objective's, see losses/metrics.py), grad_norm (the policy's, before clipping), param_norm (of what is trained,
-    after the step), update_norm, skipped. Loss and norms are means over the updates that trained anything.
+    after the step), update_norm, skipped. Loss and norms are means over the updates that trained anything; each of the
+    three norms also comes as NORM_PART for the parts of train/norms.py. With `spikes`: skipped_spikes and
+    grad_norm_usual, the mean that the next norm is compared with.
     Where the algorithm has them: old_ratio_mean, old_ratio_max and old_ess of exp(logp - old), kl_reference_k1 and
     _k3, importance_mean (what corrections multiply by) and importance_zero (share of tokens they drop),
     entropy_coefficient, value_loss, value_mean, return_mean; router_balance and router_z (means over all tokens).
@@ -122,6 +137,8 @@ def make_train_step(
         mesh=mesh,
         critic=critic.optimizer if critic is not None else None,
         adapts_entropy=adaptive is not None,
+        watches_norms=spikes is not None,
+        averages=ema is not None,
         lora=lora,
     )
     shardings = shardings_of(abstract)
@@ -133,7 +150,7 @@ def make_train_step(
     batch_shardings = TrainBatch(**placed, microbatches=whole)
     attention = choose_attention(model, mesh, share_prompts=share_prompts)
     scorer = Scorer(model, mesh, temperature, head_chunk, remat, attention)
-    unsaved = replace(scorer, remat=False)  # what is never differentiated saves no activations anyway
+    unsaved = replace(scorer, remat="none")  # what is never differentiated saves no activations anyway
     optimizer = optax.with_extra_args_support(optimizer)
     head_optimizer = optax.with_extra_args_support(critic.optimizer) if critic is not None else None
 
@@ -166,12 +183,19 @@ def make_train_step(
         def add_microbatch(m, carry):
             gradient, loss, found = carry
             (part_loss, part_found), part = jax.value_and_grad(loss_of, has_aux=True)(trained, m)
-            gradient = jax.tree.map(lambda total, x: total + x.astype(jnp.float32), gradient, part)
+            gradient = jax.tree.map(
+                lambda total, x: (total.astype(jnp.float32) + x.astype(jnp.float32)).astype(total.dtype), gradient, part
+            )
             # Without this the gradients lose the fsdp axis and every device holds them whole.
             gradient = lax.with_sharding_constraint(gradient, trained_shardings)
             return gradient, loss + part_loss, metrics.add(found, part_found)
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), trained)
+        if len(fields["tokens"]) == 1:
+            # Its gradient is the whole one: no second copy to add it to. Nothing counts where there is none.
+            fields = fields | {"token_weights": jnp.where(count > 0, fields["token_weights"], 0.0)}
+            (loss, found), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained, 0)
+            return lax.with_sharding_constraint(gradient, trained_shardings), loss, found
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, gradient_dtype), trained)
         nothing = _zeros(jax.eval_shape(loss_of, trained, 0)[1])
         start = (lax.with_sharding_constraint(zeros, trained_shardings), jnp.float32(0.0), nothing)
         return lax.fori_loop(0, count, add_microbatch, start)
@@ -186,31 +210,51 @@ def make_train_step(
         if algorithm.router is not None:
             fields["router_weights"] = router_weights(fields["segment_ids"], count)
         gradient, loss, found = accumulated(trained, base, fields, count, alpha)
-        grad_norm, tokens = optax.tree.norm(gradient[0]), found["entropy"].weight
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(gradient[1]))
+        norms, tokens = part_norms(gradient[0]), found["entropy"].weight
+        finite = (
+            jnp.isfinite(loss) & jnp.isfinite(norms["all"]) & jnp.isfinite(optax.tree.norm(as_float32(gradient[1])))
+        )
         apply = finite & (tokens > 0)
+        sums = {"skipped": jnp.float32(~finite), "trained": jnp.float32(tokens > 0)}
+        heard = refused = state.norms
+        if state.norms is not None and spikes is not None:
+            spike, heard, refused = judge(state.norms, norms["all"], spikes)
+            spike &= apply
+            refused = jax.tree.map(lambda new, old: jnp.where(spike, new, old), refused, state.norms)
+            apply &= ~spike
+            sums["skipped_spikes"] = jnp.float32(spike)
 
-        masters = as_float32(state.params)
-        updates, opt_state = optimizer.update(gradient[0], state.opt_state, masters, step=state.step)
-        params = jax.tree.map(lambda p, p32, u: (p32 + u).astype(p.dtype), state.params, masters, updates)
-        after = replace(state, params=params, opt_state=opt_state)
-        if state.critic is not None and head_optimizer is not None:
-            head = state.critic.head
-            moves, head_state = head_optimizer.update(gradient[1], state.critic.opt_state, head, step=state.step)
-            after = replace(after, critic=CriticState(head=optax.apply_updates(head, moves), opt_state=head_state))
-        if state.entropy is not None and adaptive is not None:
-            mean = found["entropy"].total / jnp.maximum(tokens, 1.0)
-            limits = {"target": adaptive.target, "step": adaptive.step, "high": adaptive.highest}
-            moved = adapt_alpha(state.entropy.coefficient, mean, **limits)
-            after = replace(after, entropy=EntropyControl(coefficient=moved, entropy=mean))
-        after = jax.tree.map(lambda new, old: jnp.where(apply, new, old), after, state)
-        sums = {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "update_norm": jnp.where(apply, optax.tree.norm(updates), 0.0),
-            "skipped": jnp.float32(~finite),
-            "trained": jnp.float32(tokens > 0),
-        }
+        def moved_by(state: TrainState, gradient: Params) -> tuple[Params, Any]:
+            return optimizer.update(as_float32(gradient), state.opt_state, as_float32(state.params), step=state.step)
+
+        updates, _ = moved_by(state, gradient[0])
+
+        def changed(state: TrainState, gradient: Any, updates: Params) -> tuple[TrainState, dict[str, Array]]:
+            _, opt_state = moved_by(state, gradient[0])
+            params = jax.tree.map(lambda p, u: (p.astype(jnp.float32) + u).astype(p.dtype), state.params, updates)
+            after = replace(state, params=params, opt_state=opt_state, norms=heard)
+            if state.critic is not None and head_optimizer is not None:
+                head = state.critic.head
+                pull = as_float32(gradient[1])
+                moves, head_state = head_optimizer.update(pull, state.critic.opt_state, head, step=state.step)
+                after = replace(after, critic=CriticState(head=optax.apply_updates(head, moves), opt_state=head_state))
+            if state.entropy is not None and adaptive is not None:
+                mean = found["entropy"].total / jnp.maximum(tokens, 1.0)
+                limits = {"target": adaptive.target, "step": adaptive.step, "high": adaptive.highest}
+                moved = adapt_alpha(state.entropy.coefficient, mean, **limits)
+                after = replace(after, entropy=EntropyControl(coefficient=moved, entropy=mean))
+            if state.ema is not None and ema is not None:
+                average = jax.tree.map(lambda a, p: a + (1.0 - ema) * (p - a), state.ema, as_float32(params))
+                after = replace(after, ema=average)
+            return after, part_norms(updates)
+
+        def kept(state: TrainState, gradient: Any, updates: Params) -> tuple[TrainState, dict[str, Array]]:
+            return replace(state, norms=refused), _zeros(jax.eval_shape(part_norms, updates))
+
+        # A branch that only replaces the old state does so in place; where it is also read to find `updates`, XLA makes
+        # a copy of all of it first, which lives through the whole step.
+        after, moved_norms = lax.cond(apply, changed, kept, state, gradient, updates)
+        sums |= {"loss": loss} | _named("grad_norm", norms) | _named("update_norm", moved_norms)
         return after, found, sums
 
     def train_step(
@@ -235,12 +279,13 @@ def make_train_step(
             first = jax.tree.map(lambda x: x[0], (parts, batch.microbatches))
             nothing = _zeros(jax.eval_shape(updated, state, base, *first)[1:])
             (state, found, sums), _ = lax.scan(go_on, (state, *nothing), (parts, batch.microbatches))
-        means = {name: sums[name] / jnp.maximum(sums["trained"], 1.0) for name in ("loss", "grad_norm", "update_norm")}
-        return state, finished(found) | means | {
-            "tokens_trained": found["entropy"].weight,
-            "param_norm": optax.tree.norm(as_float32(state.params)),
-            "skipped": sums["skipped"],
-        }
+        counts = {name: sums.pop(name) for name in ("skipped", "skipped_spikes") if name in sums}
+        trained = jnp.maximum(sums.pop("trained"), 1.0)
+        means = {name: total / trained for name, total in sums.items()}
+        param_norms = _named("param_norm", part_norms(state.params))
+        if state.norms is not None:
+            counts["grad_norm_usual"] = state.norms.mean
+        return state, finished(found) | means | counts | param_norms | {"tokens_trained": found["entropy"].weight}
 
     jitted = jax.jit(
         train_step,

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.aot]
 CONFIG = """
 model:
   {layers: 2, d_model: 256, heads: 4, kv_heads: 2, head_dim: 64, d_ff: 512, compute_dtype: bfloat16, max_context: 256}
-train: {mesh: {fsdp: 1, tensor: 2}, row_length: 256, microbatch_rows: 4, remat: true}
+train: {mesh: {fsdp: 1, tensor: 2}, row_length: 256, microbatch_rows: 4, remat: full}
 sampler: {mesh: {data: 1, tensor: 2}, slots: 16, dtype: bfloat16}
 rollout: {prompts_per_step: 4, group_size: 4}
 """

@@ -39,7 +39,7 @@ def wait_for_steps(run_dir, count, process):
 
 def timeless(records):
     """Records without what a clock says, and without how far the sampler had got when they were written."""
-    clocks = ("_s", "device_seconds", "tokens_per_s", "prompts_issued", "prompts_in_flight")
+    clocks = ("_s", "device_seconds", "tokens_per_s", "mfu", "prompts_issued", "prompts_in_flight")
     return [{k: v for k, v in record.items() if not k.endswith(clocks)} for record in records]
 
 

@@ -83,7 +83,7 @@ class Tiny:
             mesh=self.mesh,
             temperature=config.rollout.temperature,
             head_chunk=config.train.head_chunk,
-            remat=False,
+            remat="none",
             reference=reference,
         )
         lowered = step.jitted.lower(

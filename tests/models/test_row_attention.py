@@ -108,7 +108,7 @@ def test_a_model_with_three_kinds_of_layers_is_the_same_under_splash_on_a_mesh()
     mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
 
     def loss(params, how):
-        hidden = forward(config, params, tokens, positions, segments, remat=True, attention=how)
+        hidden = forward(config, params, tokens, positions, segments, remat="full", attention=how)
         return jnp.sum(hidden * cotangent), hidden
 
     # Compiling is most of the work, and the numbers are float32 all the same.

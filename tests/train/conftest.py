@@ -32,14 +32,14 @@ def traces():
 
 @pytest.fixture(scope="session")
 def build_step(host_params, traces):
-    """`build(axes, remat=False) -> (step, new_state)`, compiled once for each."""
+    """`build(axes, remat="none") -> (step, new_state)`, compiled once for each."""
 
     def counted_objective(*args):
         traces.append(1)
         return CISPO.objective(*args)
 
     @functools.cache
-    def build(axes, remat=False):
+    def build(axes, remat="none"):
         sizes = dict(axes)
         mesh = make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values())))])
         step = make_train_step(

@@ -32,7 +32,7 @@ def adapters():
 def build(host_params):
     """`build(axes, remat) -> step` that trains adapters on a frozen `host_params`."""
 
-    def made(axes, remat=False):
+    def made(axes, remat="none"):
         mesh = make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
         places = param_shardings(mesh, logical_axes(MODEL), abstract_params(MODEL))
         return make_train_step(
@@ -134,7 +134,7 @@ def test_gradients_are_the_full_weights_gradients_by_the_chain_rule(step, start,
 
 
 def test_any_mesh_and_rematerialisation_give_the_adapters_of_one_device(build, adapters, after_five_steps):
-    spread = build(SPREAD, remat=True)
+    spread = build(SPREAD, remat="full")
     state = state_from_params(MODEL, ADAMW, mesh=spread.mesh, params=adapters, lora=LORA)
     q, o = state.params["lora"]["q"], state.params["lora"]["o"]
     assert q["a"].sharding.shard_shape(q["a"].shape) == (2, 16, 2)  # the width over fsdp

@@ -33,7 +33,7 @@ def step_on(axes):
     sizes = dict(axes)
     mesh = make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values())))])
     algorithm = Algorithm(CISPO.objective, router=Router(BALANCE, Z))
-    how = {"temperature": TEMPERATURE, "head_chunk": HEAD_CHUNK, "remat": True}
+    how = {"temperature": TEMPERATURE, "head_chunk": HEAD_CHUNK, "remat": "full"}
     return make_train_step(MODEL, ADAMW, algorithm, mesh=mesh, **how), mesh
 
 

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_policy import ADAMW, CISPO, HEAD_CHUNK, MODEL, TEMPERATURE, B, M, T, documents, make_batch
+from tiny_policy import ADAMW, CISPO, HEAD_CHUNK, MODEL, OPTIMIZER_CONFIG, TEMPERATURE, B, M, T, documents, make_batch
 
 from jaxrl_llm.models.transformer import forward, head_weight
 from jaxrl_llm.sharding import make_mesh
+from jaxrl_llm.train.norms import part_norms
 from jaxrl_llm.train.state import state_from_params
 from jaxrl_llm.train.step import make_score, make_train_step
 from jaxrl_llm.types import UserError
@@ -57,10 +58,10 @@ def after_three_steps(one_device):
 @pytest.mark.parametrize(
     ("axes", "remat"),
     [
-        ((("data", 8),), True),
-        ((("fsdp", 8),), False),
-        ((("fsdp", 4), ("tensor", 2)), False),
-        ((("data", 2), ("fsdp", 2), ("tensor", 2)), False),
+        ((("data", 8),), "full"),
+        ((("fsdp", 8),), "none"),
+        ((("fsdp", 4), ("tensor", 2)), "none"),
+        ((("data", 2), ("fsdp", 2), ("tensor", 2)), "none"),
     ],
     ids=str,
 )
@@ -76,8 +77,8 @@ def test_rematerialisation_is_in_the_program(build_step, batch):
         step, new_state = build_step(axes, remat)
         return step.jitted.lower(new_state(), batch, None, None).as_text()
 
-    assert "optimization_barrier" in lowered((("data", 8),), True)
-    assert "optimization_barrier" not in lowered((("data", 1),), False)
+    assert "optimization_barrier" in lowered((("data", 8),), "full")
+    assert "optimization_barrier" not in lowered((("data", 1),), "none")
 
 
 def reference_loss(params, docs):
@@ -136,6 +137,38 @@ def test_a_negative_weight_is_a_weight(gradient_of, gradient, batch):
     turned, metrics = gradient_of(batch.replace(token_weights=-batch.token_weights))
     assert_trees_close(turned, jax.tree.map(np.negative, gradient[0]), atol=1e-6)
     assert float(metrics["tokens_trained"]) == float(gradient[1]["tokens_trained"])
+
+
+def test_a_single_microbatch_is_not_added_to_anything(gradient_of, gradient, batch):
+    # All rows in one microbatch, a program of its own: the same gradient, and nothing read where there is none.
+    whole = jax.tree.map(lambda x: x[:2].reshape(1, 2 * B, T) if x.ndim else np.asarray(1, np.int32), batch)
+    got, metrics = gradient_of(whole)
+    assert_trees_close(got, gradient[0], atol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], gradient[1]["loss"], rtol=0, atol=1e-6)
+    nothing = whole.replace(
+        microbatches=np.asarray(0, np.int32), token_weights=np.full((1, 2 * B, T), np.nan, np.float32)
+    )
+    got, metrics = gradient_of(nothing)
+    assert all((g == 0).all() for g in jax.tree.leaves(got))
+    assert (float(metrics["tokens_trained"]), float(metrics["skipped"]), float(metrics["update_norm"])) == (0, 0, 0)
+
+
+def test_gradients_may_be_added_up_in_bfloat16(host_params, gradient, batch):
+    mesh = make_mesh({}, jax.devices()[:1])
+    how = {"mesh": mesh, "temperature": TEMPERATURE, "head_chunk": HEAD_CHUNK, "remat": "none"}
+    step = make_train_step(MODEL, ADAMW, CISPO, gradient_dtype="bfloat16", **how)
+    state, metrics = step(state_from_params(MODEL, ADAMW, mesh=mesh, params=host_params), batch)
+    moment = next(s for s in state.opt_state if hasattr(s, "mu")).mu
+    got = jax.tree.map(lambda m: np.asarray(m, np.float64) / (1 - OPTIMIZER_CONFIG.b1), moment)
+    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(gradient[0]), strict=True):
+        # Two roundings to 8 bits, each of at most 2^-9 of what is rounded, which a sum may cancel.
+        error, size = np.abs(a - b).max(), np.abs(b).max()
+        assert 1e-5 * size < error < 2**-7 * size, jax.tree_util.keystr(path)
+        # What leaves the accumulator is a number of that dtype.
+        rounded = a.astype(jnp.bfloat16).astype(np.float64)
+        np.testing.assert_allclose(a, rounded, rtol=1e-6, atol=1e-12)
+    assert {x.dtype.name for x in jax.tree.leaves(moment)} == {"float32"}
+    np.testing.assert_allclose(metrics["grad_norm"], gradient[1]["grad_norm"], rtol=1e-2)
 
 
 def test_zero_advantages_give_a_zero_gradient(gradient_of, batch):
@@ -249,12 +282,21 @@ def test_norms_describe_the_update(one_device, host_params, batch):
     moved = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, host_params)
     np.testing.assert_allclose(metrics["update_norm"], optax.tree.norm(moved), rtol=1e-3)
     np.testing.assert_allclose(metrics["param_norm"], optax.tree.norm(host(state.params)), rtol=1e-6)
+    for name, tree in {"update_norm": moved, "param_norm": host(state.params)}.items():
+        np.testing.assert_allclose(metrics[f"{name}_mlp"], part_norms(tree)["mlp"], rtol=1e-3)
+        np.testing.assert_allclose(metrics[f"{name}_embed"], optax.tree.norm(tree["embed"]), rtol=1e-3)
+
+
+def test_gradient_norms_come_part_by_part(gradient):
+    got, metrics = gradient
+    for part, norm in part_norms(got).items():
+        np.testing.assert_allclose(metrics["grad_norm" if part == "all" else f"grad_norm_{part}"], norm, rtol=1e-4)
 
 
 def test_the_head_is_a_float32_product_at_highest_precision(host_params, batch):
     config = MODEL.model_copy(update={"compute_dtype": "bfloat16"})
     mesh = make_mesh({}, jax.devices()[:1])
-    step = make_train_step(config, ADAMW, CISPO, mesh=mesh, temperature=1.0, head_chunk=HEAD_CHUNK, remat=False)
+    step = make_train_step(config, ADAMW, CISPO, mesh=mesh, temperature=1.0, head_chunk=HEAD_CHUNK, remat="none")
     text = step.jitted.lower(
         state_from_params(config, ADAMW, mesh=mesh, params=host_params), batch, None, None
     ).as_text()
