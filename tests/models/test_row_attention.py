@@ -71,26 +71,28 @@ def test_splash_gives_what_xla_gives(axes, length, window, softcap, kv_heads):
 
 
 @pytest.mark.parametrize(
-    "sight",
-    [{}, {"window": 5}, {"chunk": 3}, {"shared": True}, {"shared": True, "window": 5}],
-    ids=["documents", "window", "chunk", "shared", "shared and window"],
+    ("axes", "seen", "shared"),
+    [
+        ({"fsdp": 4, "context": 2}, {"window": 5}, False),
+        ({"context": 4, "tensor": 2}, {"chunk": 3}, False),
+        ({"data": 2, "context": 4}, {"window": 5}, True),
+    ],
+    ids=["window", "chunk", "shared prompts and window"],
 )
-def test_rows_in_pieces_give_what_whole_rows_give(sight):
-    # Pieces of five tokens: documents, windows, chunks and shared prompts lie across them.
+def test_rows_in_pieces_give_what_whole_rows_give(axes, seen, shared):
+    # Pieces of five or ten tokens: documents, windows, chunks and shared prompts lie across them.
     segments, positions = rows([[4, 3, 7], [9, 2, 5], [1, 1, 1], [16, 2, 2]], 20)
-    prefixes = np.where(segments > 1, 1, 0) if sight.pop("shared", False) else None
     rng = np.random.default_rng(0)
     q, cotangent = rng.normal(size=(2, 4, 20, 4, 8)).astype(np.float32)
     k, v = rng.normal(size=(2, 4, 20, 2, 8)).astype(np.float32)
     cotangent *= (segments > 0)[..., None, None]
-    sight = Sight(segments, positions, **sight, prefix_ids_BT=prefixes)
+    sight = Sight(segments, positions, **seen, prefix_ids_BT=np.where(segments > 1, 1, 0) if shared else None)
     wanted, wanted_gradients = values_and_gradients(XLA, sight, 2.0, q, k, v, cotangent)
-    for axes in ({"context": 4, "tensor": 2}, {"data": 2, "context": 4}, {"fsdp": 4, "context": 2}):
-        how = RowAttention("xla", make_mesh(axes, jax.devices()))
-        got, gradients = values_and_gradients(how, sight, 2.0, q, k, v, cotangent)
-        np.testing.assert_allclose(got, wanted, atol=2e-6)
-        for one, other in zip(gradients, wanted_gradients, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-5)
+    how = RowAttention("xla", make_mesh(axes, jax.devices()))
+    got, gradients = values_and_gradients(how, sight, 2.0, q, k, v, cotangent)
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    for one, other in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
     assert min(float(jnp.abs(g).max()) for g in wanted_gradients) > 0.1
 
 
