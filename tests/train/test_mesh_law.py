@@ -34,17 +34,18 @@ SIZES = [
 ]
 """Every combination of these axes whose product is 8."""
 
-# Each axis at its largest, every pair of axes, every triple with context.
+# Every pair of axes, and the longest context.
 ORDINARY = [
-    {"fsdp": 8},
-    {"tensor": 8},
     {"context": 8},
-    {"data": 4, "tensor": 2},
     {"fsdp": 2, "tensor": 4},
-    {"data": 2, "context": 4},
     {"data": 2, "fsdp": 2, "context": 2},
     {"data": 2, "tensor": 2, "context": 2},
-    {"fsdp": 2, "tensor": 2, "context": 2},
+]
+WITH_EXPERTS = [
+    {"expert": 2, "context": 2, "tensor": 2},
+    {"fsdp": 2, "expert": 2, "context": 2},
+    {"fsdp": 2, "expert": 2, "tensor": 2},
+    {"data": 2, "expert": 4},
 ]
 
 
@@ -90,9 +91,11 @@ def check(model, axes):
         jax.tree.leaves_with_path(got), jax.tree.leaves(wanted), jax.tree.leaves(start(model)), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5, err_msg=jax.tree_util.keystr(path))
-        assert np.abs(b - first).max() > 1e-3, path  # the steps were large against that tolerance
-    for name in ("loss", "grad_norm", "log_ratio_max", "ess", "tokens_trained"):
-        np.testing.assert_allclose(metrics[name], wanted_metrics[name], rtol=1e-3, err_msg=name)
+        moved = np.abs(b - first)
+        # The steps were large against that tolerance; those of each expert too.
+        assert np.min(moved.max(axis=(2, 3)) if "expert_" in str(path) else moved.max()) > 1e-3, path
+    for (path, a), b in zip(jax.tree.leaves_with_path(metrics), jax.tree.leaves(wanted_metrics), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6, err_msg=jax.tree_util.keystr(path))
 
 
 def test_the_combinations_are_all_there():
@@ -111,10 +114,11 @@ def test_every_other_mesh_gives_them_too(axes):
     check(DENSE, axes)
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [{"expert": 2, "context": 2, "tensor": 2}, {"data": 2, "expert": 4}, {"fsdp": 2, "expert": 2, "context": 2}],
-    ids=str,
-)
-def test_a_mesh_that_splits_experts_gives_them(axes):
+def test_a_mesh_that_splits_experts_gives_them():
+    check(EXPERTS, WITH_EXPERTS[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", WITH_EXPERTS[1:], ids=str)
+def test_every_other_mesh_that_splits_experts_gives_them_too(axes):
     check(EXPERTS, axes)
