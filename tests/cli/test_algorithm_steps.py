@@ -264,7 +264,7 @@ def relaid(batch, order, per_row):
     """The documents of every update in another order, `per_row` to a row at most."""
 
     def one(k):
-        fields = {n: getattr(batch, n)[k] for n in vars(batch) if n != "microbatches"}
+        fields = {n: x[k] for n, x in vars(batch).items() if n != "microbatches" and x is not None}
         shape = fields["tokens"].shape
         flat = {n: x.reshape(-1, shape[-1]) for n, x in fields.items()}
         ids = flat["segment_ids"]
