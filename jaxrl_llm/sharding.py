@@ -172,14 +172,15 @@ def check_divides(
             )
 
 
-def param_shardings(mesh: Mesh, logical_axes: Any, abstract: Any, rules: Rules = RULES) -> Any:
+def param_shardings(mesh: Mesh, logical_axes: Any, abstract: Any, rules: Rules = RULES, whose: str = "") -> Any:
     """A tree of NamedSharding for the tree `abstract` (anything with shapes), whose dimensions `logical_axes` names.
 
-    Raises UserError naming the leaf and dimension if the mesh does not divide it.
+    Raises UserError naming the leaf and dimension if the mesh, which the user knows as `whose`, does not divide it.
     """
 
     def place(path, leaf, axes):
-        check_divides(mesh, axes, leaf.shape, jax.tree_util.keystr(path, simple=True, separator="."), rules)
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        check_divides(mesh, axes, leaf.shape, f"{whose}: {name}" if whose else name, rules)
         return NamedSharding(mesh, spec(axes, rules))
 
     return jax.tree_util.tree_map_with_path(place, abstract, logical_axes)
@@ -201,10 +202,19 @@ def whole_rows_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
     return NamedSharding(mesh, spec((*(None,) * leading, "batch", None)))
 
 
-def check_rows(mesh: Mesh, shape: tuple[int, int], rows: str, length: str) -> None:
-    """Refuses (UserError) rows [B, T] that the mesh cannot split evenly; `rows` and `length` name B and T."""
+def check_rows(mesh: Mesh, shape: Sequence[int], rows: str, length: str) -> None:
+    """Refuses (UserError) rows of shape (B, T) that the mesh cannot split evenly; `rows` and `length` name B and T."""
     check_divides(mesh, ("batch", None), shape, rows)
     check_divides(mesh, (None, "time"), shape, length)
+
+
+def check_whole_rows(mesh: Mesh, what: str) -> None:
+    """Refuses (UserError) a mesh that splits tokens over `context` where nobody can."""
+    if (size := parts(mesh, "time")) > 1:
+        raise UserError(
+            f"{what} has context {size}, but only the trainer splits the tokens of a row; give these devices to data, "
+            "fsdp or tensor"
+        )
 
 
 def pieces(mesh: Mesh | None, x_BT: jax.Array) -> jax.Array:

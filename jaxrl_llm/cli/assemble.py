@@ -88,7 +88,7 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
     sampler_mesh = make_mesh(config.sampler.mesh, for_sampler)
     reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, for_rewards) if for_rewards else sampler_mesh
     choose_attention(config.model, trainer_mesh, share_prompts=config.train.share_prompts)
-    param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model))
+    param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model), whose="train.mesh")
     shape = (config.train.microbatch_rows, config.train.row_length)
     check_rows(trainer_mesh, shape, "train.microbatch_rows", "train.row_length")
     rollout = config.rollout
