@@ -128,7 +128,7 @@ def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, s
     if how.implementation == "xla":
         masks = [_mask(sight) for sight in sights]
         run = functools.partial(attend, scale=scale, softcap=softcap)
-        if parts(how.mesh, "time") > 1:
+        if how.mesh is not None and parts(how.mesh, "time") > 1:
             by_query = NamedSharding(how.mesh, spec(("batch", "time", None)))
             masks = lax.with_sharding_constraint(masks, by_query)
             run = _on_shards(how.mesh, run, (by_query.spec,))
