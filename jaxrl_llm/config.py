@@ -618,7 +618,7 @@ class TrainConfig(Section):
     )
     mesh: dict[str, Int] = Field(
         {"data": 1, "fsdp": 1, "tensor": 1},
-        description="trainer's mesh axes: data, fsdp, expert (each splits rows), tensor; one of them may be -1",
+        description="trainer's mesh axes: data, fsdp, expert (each splits rows), context (splits a row's tokens), tensor; one of them may be -1",
     )
     share_prompts: Bool = Field(
         False,
@@ -718,7 +718,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         if not equals or not key.strip():
             raise UserError(f"override {override!r} is not of the form section.key=value")
         try:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, _OneOfEachKey)
+        except UserError as error:
+            raise UserError(f"override {override!r}: {error}") from None
         except yaml.YAMLError:
             raise UserError(f"override {override!r}: the value is not valid YAML; quote it") from None
         _put(tree, key.strip().split("."), value, override)
@@ -779,11 +781,23 @@ def _kind(annotation: Any) -> str:
     return "null" if annotation is NoneType else getattr(origin or annotation, "__name__", str(annotation))
 
 
+class _OneOfEachKey(yaml.SafeLoader):
+    """YAML itself lets the last of two equal keys win, and would drop a mesh axis or a whole section in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
+            raise UserError(f"key {twice[0]!r} stands twice in one section, line {node.start_mark.line + 1}; keep one")
+        return super().construct_mapping(node, deep)
+
+
 def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -> dict[str, Any]:
     if path.resolve() in seen:
         raise UserError(f"{path} extends itself through {' -> '.join(p.name for p in seen)}")
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = yaml.load(path.read_text(), _OneOfEachKey)
+    except UserError as error:
+        raise UserError(f"config file {path}: {error}") from None
     except FileNotFoundError:
         nearby = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         hint = f"; {path.parent} has {', '.join(nearby)}" if nearby else ""

@@ -9,13 +9,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.types import UserError
 
-MESH_AXES = ("data", "fsdp", "expert", "tensor")
+MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 """Every mesh has all of these, in this order; an axis the config leaves out has size 1."""
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
 RULES: Rules = {
     "batch": ("data", "fsdp", "expert"),
+    "time": "context",
+    "pieces": ("data", "fsdp", "expert", "context"),
     "embed": "fsdp",
     "vocab": "tensor",
     "heads": "tensor",
@@ -56,9 +58,9 @@ def spec(axes: Sequence[str | None], rules: Rules = RULES) -> PartitionSpec:
     return PartitionSpec(*placed)
 
 
-def batch_parts(mesh: Mesh) -> int:
-    """Over how many devices the mesh splits rows."""
-    return math.prod(mesh.shape[name] for name in _mesh_axes(RULES["batch"]))
+def parts(mesh: Mesh | None, axis: str) -> int:
+    """Over how many devices the mesh splits the logical `axis`; None is one device."""
+    return 1 if mesh is None else math.prod(mesh.shape[name] for name in _mesh_axes(RULES[axis]))
 
 
 def _product(mesh_axes: Mapping[str, int]) -> str:
@@ -170,14 +172,15 @@ def check_divides(
             )
 
 
-def param_shardings(mesh: Mesh, logical_axes: Any, abstract: Any, rules: Rules = RULES) -> Any:
+def param_shardings(mesh: Mesh, logical_axes: Any, abstract: Any, rules: Rules = RULES, whose: str = "") -> Any:
     """A tree of NamedSharding for the tree `abstract` (anything with shapes), whose dimensions `logical_axes` names.
 
-    Raises UserError naming the leaf and dimension if the mesh does not divide it.
+    Raises UserError naming the leaf and dimension if the mesh, which the user knows as `whose`, does not divide it.
     """
 
     def place(path, leaf, axes):
-        check_divides(mesh, axes, leaf.shape, jax.tree_util.keystr(path, simple=True, separator="."), rules)
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        check_divides(mesh, axes, leaf.shape, f"{whose}: {name}" if whose else name, rules)
         return NamedSharding(mesh, spec(axes, rules))
 
     return jax.tree_util.tree_map_with_path(place, abstract, logical_axes)
@@ -194,5 +197,50 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def rows_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
-    """The sharding of [..., B, T] arrays: rows over the batch axes, `leading` dimensions before them whole."""
+    """The sharding of [..., B, T] arrays: rows over the batch axes, their tokens over `context`, `leading` dimensions
+    before them whole."""
+    return NamedSharding(mesh, spec((*(None,) * leading, "batch", "time")))
+
+
+def whole_rows_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
+    """`rows_sharding` with all tokens of a row on each device of its `context` group."""
     return NamedSharding(mesh, spec((*(None,) * leading, "batch", None)))
+
+
+def check_rows(mesh: Mesh, shape: Sequence[int], rows: str, length: str) -> None:
+    """Refuses (UserError) rows of shape (B, T) that the mesh cannot split evenly; `rows` and `length` name B and T."""
+    check_divides(mesh, ("batch", None), shape, rows)
+    check_divides(mesh, (None, "time"), shape, length)
+
+
+def check_whole_rows(mesh: Mesh, what: str) -> None:
+    """Refuses (UserError) a mesh that splits tokens over `context` where nobody can."""
+    if (size := parts(mesh, "time")) > 1:
+        raise UserError(
+            f"{what} has context {size}, but only the trainer splits the tokens of a row; give these devices to data, "
+            "fsdp or tensor"
+        )
+
+
+def pieces(mesh: Mesh | None, x_BT: jax.Array) -> jax.Array:
+    """[B T ...] -> [B*c T/c ...], c devices along `context`: every device's own tokens as rows of their own.
+
+    What treats tokens one by one then sees rows split over all batch axes and `context` in contiguous blocks, as in
+    plain data parallelism, and may flatten them. Nothing moves; c = 1 returns the argument. The rows' order depends on
+    the mesh: `joined` undoes it.
+    """
+    return _relabelled(mesh, x_BT, ("batch", "time"), ("pieces", None))
+
+
+def joined(mesh: Mesh | None, x_PT: jax.Array) -> jax.Array:
+    """The inverse of `pieces`."""
+    return _relabelled(mesh, x_PT, ("pieces", None), ("batch", "time"))
+
+
+def _relabelled(
+    mesh: Mesh | None, x: jax.Array, axes: Sequence[str | None], as_axes: Sequence[str | None]
+) -> jax.Array:
+    if mesh is None or parts(mesh, "time") == 1:
+        return x
+    # A reshape would do if the partitioner were told the order of the axes; this says that no device's part changes.
+    return jax.shard_map(lambda part: part, mesh=mesh, in_specs=spec(axes), out_specs=spec(as_axes))(x)

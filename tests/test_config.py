@@ -51,6 +51,12 @@ def test_override_numbers(tmp_path, text, value):
         ("lora: {rank: 2}", "optimizer.kind=muon", r"muon .*with lora.rank 2 none is trained; use adamw"),
         ("- a\n- b", None, r"holds a list, not sections"),
         ("a: [", None, r"not valid YAML"),
+        (
+            "seed: 1\ntrain: {steps: 1}\nseed: 2",
+            None,
+            r"run.yaml: key 'seed' stands twice in one section, line 1; keep one",
+        ),
+        ("{}", "train.mesh={fsdp: 1, fsdp: 2}", r"train.mesh=.*: key 'fsdp' stands twice in one section"),
         ("extends: 3", None, r"extends is 3"),
         ("extends: run.yaml", None, r"extends itself"),
         ("{}", "optimizer.lr", r"not of the form"),

@@ -3,13 +3,25 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxrl_llm.sharding import RULES, make_mesh, param_shardings, sampler_devices, spec, split_devices
+from jaxrl_llm.sharding import (
+    RULES,
+    check_whole_rows,
+    joined,
+    make_mesh,
+    param_shardings,
+    pieces,
+    sampler_devices,
+    spec,
+    split_devices,
+)
 from jaxrl_llm.types import UserError
 
 D8 = list(range(8))
 
 
 def test_the_table_places_every_logical_axis():
+    assert spec(("batch", "time")) == PartitionSpec(("data", "fsdp", "expert"), "context")
+    assert spec(("pieces", None)) == PartitionSpec(("data", "fsdp", "expert", "context"), None)
     assert spec(("batch", None)) == PartitionSpec(("data", "fsdp", "expert"), None)
     assert spec(("layers", "experts", "embed", "mlp")) == PartitionSpec(None, "expert", "fsdp", "tensor")
     assert spec(("layers", "embed", "router")) == PartitionSpec(None, "fsdp", None)
@@ -20,29 +32,34 @@ def test_the_table_places_every_logical_axis():
 
 
 def test_an_axis_without_a_rule_is_refused():
-    with pytest.raises(UserError, match=r"\['time'\] have no sharding rule.*'batch'"):
-        spec(("batch", "time"))
+    with pytest.raises(UserError, match=r"\['lanes'\] have no sharding rule.*'batch'"):
+        spec(("batch", "lanes"))
 
 
 def test_a_mesh_axis_used_twice_is_refused_with_both_names():
     with pytest.raises(UserError, match="mesh axis 'tensor' would split both heads and mlp"):
         spec(("heads", "mlp"))
+    with pytest.raises(UserError, match="mesh axis 'context' would split both pieces and time"):
+        spec(("pieces", "time"))
     with pytest.raises(UserError, match="mesh axis 'fsdp' would split both batch and embed"):
         spec(("batch", "embed"))
 
 
 def test_a_mesh_has_every_axis_and_fills_in_what_is_left(cpu_devices):
     mesh = make_mesh({"fsdp": -1, "tensor": 2}, cpu_devices)
-    assert dict(mesh.shape) == {"data": 1, "fsdp": 4, "expert": 1, "tensor": 2}
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 4, "expert": 1, "context": 1, "tensor": 2}
     assert set(mesh.axis_types) == {AxisType.Auto}
-    assert dict(make_mesh({}, cpu_devices[3:4]).shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1}
+    assert set(dict(make_mesh({}, cpu_devices[3:4]).shape).values()) == {1}
     assert set(make_mesh({"data": 2}, cpu_devices[6:]).devices.flat) == set(cpu_devices[6:])
 
 
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"experts": 2}, r"unknown axes \['experts'\]; the known ones are \['data', 'fsdp', 'expert', 'tensor'\]"),
+        (
+            {"experts": 2},
+            r"unknown axes \['experts'\]; the known ones are \['data', 'fsdp', 'expert', 'context', 'tensor'\]",
+        ),
         ({"data": 0}, "axis data the size 0"),
         ({"data": -2}, "axis data the size -2"),
         ({"data": -1, "fsdp": -1}, "more than one axis of size -1"),
@@ -97,7 +114,7 @@ def test_a_single_device_is_shared():
         (2, {"data": 2}, {"data": 1}, "but there are 2; make a mesh smaller"),
         (2, {"data": -1, "tensor": 2}, {"data": 1}, "but there are 2"),
         (8, {"data": -1}, {"data": -1}, "only one can take what is left"),
-        (8, {"context": 2}, {"data": 1}, r"train.mesh has unknown axes \['context'\]"),
+        (8, {"contexts": 2}, {"data": 1}, r"train.mesh has unknown axes \['contexts'\]"),
         (8, {"data": 2}, {"data": 0}, "sampler.mesh gives axis data the size 0"),
     ],
 )
@@ -117,3 +134,23 @@ def test_a_sampler_alone_takes_the_first_devices():
     assert sampler_devices(D8, {"data": -1, "tensor": 3}) == [0, 1, 2, 3, 4, 5]
     with pytest.raises(UserError, match=r"sampler.mesh \(data 9\) needs 9 devices, but there are 8"):
         sampler_devices(D8, {"data": 9})
+
+
+def test_pieces_of_rows_stay_where_they_are_and_come_back(cpu_devices):
+    # Rows 0..3 over fsdp 2, tokens 0..5 over context 2: [row, token half], one device's rows together.
+    mesh = make_mesh({"fsdp": 2, "context": 2, "tensor": 2}, cpu_devices)
+    rows = np.arange(24).reshape(4, 6)
+    parted = jax.jit(lambda x: pieces(mesh, x))(rows)
+    halves = [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
+    np.testing.assert_array_equal(parted, [rows[b, 3 * half : 3 * half + 3] for b, half in halves])
+    np.testing.assert_array_equal(jax.jit(lambda x: joined(mesh, pieces(mesh, x)))(rows), rows)
+    assert pieces(make_mesh({"data": 8}, cpu_devices), rows) is rows
+    assert pieces(None, rows) is joined(None, rows) is rows
+
+
+def test_tokens_that_nobody_can_split_are_refused(cpu_devices):
+    check_whole_rows(make_mesh({"data": 8}, cpu_devices), "sampler.mesh")
+    with pytest.raises(
+        UserError, match=r"sampler\.mesh has context 4, but only the trainer splits the tokens of a row"
+    ):
+        check_whole_rows(make_mesh({"data": 2, "context": -1}, cpu_devices), "sampler.mesh")

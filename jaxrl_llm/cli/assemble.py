@@ -29,7 +29,7 @@ from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
-from jaxrl_llm.sharding import check_divides, make_mesh, param_shardings, sampler_devices, split_devices
+from jaxrl_llm.sharding import check_rows, make_mesh, param_shardings, sampler_devices, split_devices
 from jaxrl_llm.text.chat import encode_trusted, render_prompt_ids
 from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxrl_llm.text.hf_tokenizer import load_hf
@@ -88,10 +88,9 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
     sampler_mesh = make_mesh(config.sampler.mesh, for_sampler)
     reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, for_rewards) if for_rewards else sampler_mesh
     choose_attention(config.model, trainer_mesh, share_prompts=config.train.share_prompts)
-    param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model))
-    check_divides(
-        trainer_mesh, ("batch", None), (config.train.microbatch_rows, config.train.row_length), "train.microbatch_rows"
-    )
+    param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model), whose="train.mesh")
+    shape = (config.train.microbatch_rows, config.train.row_length)
+    check_rows(trainer_mesh, shape, "train.microbatch_rows", "train.row_length")
     rollout = config.rollout
     return Setup(
         config=config,

@@ -11,7 +11,7 @@ from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.models.reward_model import SequenceScorer, reward_shardings
 from jaxrl_llm.rewards.learned import learned_rewards
-from jaxrl_llm.sharding import check_divides
+from jaxrl_llm.sharding import check_divides, check_whole_rows
 from jaxrl_llm.text.chat import ChatTemplate, render_chat, render_prompt_ids
 from jaxrl_llm.text.hf_tokenizer import load_hf
 from jaxrl_llm.text.tokenizer import Tokenizer
@@ -85,6 +85,7 @@ def open_reward_model(setup: Setup) -> OpenedRewardModel:
             f"rollout.reward_model.max_tokens = {how.max_tokens} exceeds the model's context of {model.max_context} "
             "tokens; lower it"
         )
+    check_whole_rows(setup.reward_mesh, "rollout.reward_model.mesh")
     check_divides(setup.reward_mesh, ("batch", None), (how.rows, 1), "rollout.reward_model.rows")
     try:
         reward_shardings(model, setup.reward_mesh)

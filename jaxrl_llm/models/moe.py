@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.sharding import RULES, batch_parts, spec
+from jaxrl_llm.sharding import RULES, parts, spec
 
 AXES = {
     "router": ("embed", "router"),
@@ -89,7 +89,8 @@ def feed_forward(
 ) -> tuple[Float[Array, "N D"], Routing]:
     """The layer's output and what its router said. `weights` are the leaves of one layer, of any float dtype.
 
-    On a mesh, rows are split over its batch axes in equal parts; rows of zeros make up what is missing.
+    On a mesh, rows are split over its batch axes and `context` in equal parts (see `sharding.pieces`); rows of zeros
+    make up what is missing.
     """
     dtype = x_ND.dtype
     routing = route(config, x_ND, weights["router"])
@@ -107,7 +108,7 @@ def feed_forward(
 
 def _on_mesh(mesh: Mesh, x_ND: Array, routing: Routing, experts: tuple[Array, ...], how: Mapping[str, Any]) -> Array:
     count = len(x_ND)
-    rows = [jnp.pad(x, ((0, -count % batch_parts(mesh)), (0, 0))) for x in (x_ND, routing.chosen, routing.gates)]
+    rows = [jnp.pad(x, ((0, -count % parts(mesh, "pieces")), (0, 0))) for x in (x_ND, routing.chosen, routing.gates)]
 
     def local(x_ND, chosen_NK, gates_NK, *experts):
         # Weights come together over fsdp, as FSDP means it; the feed-forward width stays split over tensor.
@@ -119,7 +120,7 @@ def _on_mesh(mesh: Mesh, x_ND: Array, routing: Routing, experts: tuple[Array, ..
         part_ND = _through_experts(x_ND, chosen_NK, gates_NK, experts, first, **how).astype(x_ND.dtype)
         return lax.psum_scatter(lax.psum(part_ND, "tensor"), "expert", scatter_dimension=0, tiled=True)
 
-    by_rows = spec(("batch", None))
+    by_rows = spec(("pieces", None))
     y_ND = jax.shard_map(
         local,
         mesh=mesh,

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.models.attention import attend, document_mask, in_chunk, in_window
-from jaxrl_llm.sharding import spec
+from jaxrl_llm.sharding import RULES, parts, spec
 from jaxrl_llm.types import UserError
 
 Implementation = Literal["xla", "cudnn", "splash"]
@@ -63,7 +63,9 @@ class Sight(NamedTuple):
 
 
 Attend = Callable[[Array, Array, Array, Any], Array]
-"""(queries [B T H C], keys [B T K C], values [B T K C], index of the layer's sight) -> [B T H C]"""
+"""(queries [B T H C], keys [B T K C], values [B T K C], index of the layer's sight) -> [B T H C]
+
+On a mesh that splits tokens over `context`, all four hold pieces of rows, [P t ...] as `sharding.pieces` makes them."""
 
 
 def choose_attention(model: ModelConfig, mesh: Mesh, *, share_prompts: bool = False) -> RowAttention:
@@ -116,11 +118,21 @@ def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, s
     """Attention over rows by `how`, for layers that see by `sights`.
 
     The results agree wherever a token stands (segment > 0); what padding gets is finite and nobody's. Splash and cuDNN
-    run shard by shard, rows over data and fsdp, heads over tensor; rows are padded to the lengths that they take.
+    run shard by shard, rows over the batch axes, heads over tensor; rows are padded to the lengths that they take.
+
+    Where the mesh splits tokens over `context`, all run shard by shard: each device gathers its rows' keys and values
+    and attends with its own queries, so that a result is the same sum over the same keys as on one device.
+
+    Raises UserError where Splash is to split rows that are no whole blocks.
     """
     if how.implementation == "xla":
         masks = [_mask(sight) for sight in sights]
-        return lambda q, k, v, which: attend(q, k, v, _select(which, masks), scale=scale, softcap=softcap)
+        run = functools.partial(attend, scale=scale, softcap=softcap)
+        if how.mesh is not None and parts(how.mesh, "time") > 1:
+            by_query = NamedSharding(how.mesh, spec(("batch", "time", None)))
+            masks = lax.with_sharding_constraint(masks, by_query)
+            run = _on_shards(how.mesh, run, (by_query.spec,))
+        return lambda q, k, v, which: run(q, k, v, _select(which, masks))
     branches = [_kernel(how, sight, scale, softcap) for sight in sights]
 
     def attend_by_kernel(q, k, v, which):
@@ -148,27 +160,38 @@ def _select(which: Any, masks: list[Array]) -> Array:
 
 def _kernel(how: RowAttention, sight: Sight, scale: float, softcap: float | None) -> Callable[..., Array]:
     """(queries, keys, values) -> attended, by the kernel that `how` names."""
-    rows = spec(("batch", None))
+    rows, own = spec(("batch", None)), spec(("batch", "time"))
     if how.implementation == "splash":
         assert sight.prefix_ids_BT is None  # choose_attention has refused them
         # Made here, once for all layers that see so: the blocks of a long row's mask take seconds to work out.
-        kernel = _splash_kernel(sight, softcap, how.interpret)
-        constants = (_documents(sight), kernel)
-        return _on_shards(how.mesh, functools.partial(_splash, scale=scale), constants, (rows, PartitionSpec()))
+        kernel = _splash_kernel(sight, softcap, parts(how.mesh, "time"), how.interpret)
+        by_block = PartitionSpec()
+        if how.mesh is not None:
+            by_block = kernel.manual_sharding_spec(NamedSharding(how.mesh, spec((None, "time"))))
+        run = _on_shards(how.mesh, functools.partial(_splash, scale=scale), (own, rows, by_block))
+        documents_BT = _documents(sight)
+        return lambda q, k, v: run(q, k, v, documents_BT, documents_BT, kernel)
     assert softcap is None  # choose_attention has refused it
     run = functools.partial(_cudnn, scale=scale, window=sight.window, chunk=sight.chunk)
-    return _on_shards(how.mesh, run, (sight.segment_ids_BT, sight.positions_BT, sight.prefix_ids_BT), (rows,) * 3)
+    run = _on_shards(how.mesh, run, (rows,) * 3)
+    return lambda q, k, v: run(q, k, v, sight.segment_ids_BT, sight.positions_BT, sight.prefix_ids_BT)
 
 
-def _on_shards(
-    mesh: Mesh | None, run: Callable[..., Array], constants: tuple[Any, ...], places: tuple[PartitionSpec, ...]
-) -> Callable[..., Array]:
-    """`run(queries, keys, values, *constants)` on every shard by itself, with the constants bound."""
-    if mesh is not None:
-        queries, keys = (spec(("batch", None, heads, None)) for heads in ("heads", "kv_heads"))
-        specs = (queries, keys, keys, *places)
-        run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)
-    return lambda q, k, v: run(q, k, v, *constants)
+def _on_shards(mesh: Mesh | None, run: Callable[..., Array], places: tuple[Any, ...]) -> Callable[..., Array]:
+    """`run(queries, keys, values, *others)` on every shard by itself; `others` lie where `places` says.
+
+    Along `context` a shard has the queries of its own tokens, and the keys and values of whole rows.
+    """
+    if mesh is None:
+        return run
+
+    def local(q, k, v, *others):
+        if parts(mesh, "time") > 1:
+            k, v = (lax.all_gather(x, RULES["time"], axis=1, tiled=True) for x in (k, v))
+        return run(q, k, v, *others)
+
+    queries, keys = (spec(("pieces", None, heads, None)) for heads in ("heads", "kv_heads"))
+    return jax.shard_map(local, mesh=mesh, in_specs=(queries, keys, keys, *places), out_specs=queries, check_vma=False)
 
 
 def _padded(multiple: int, *arrays: Array) -> list[Array]:
@@ -179,27 +202,33 @@ def _padded(multiple: int, *arrays: Array) -> list[Array]:
 
 def _cudnn(
     q_BTHC: Float[Array, "B T H C"],
-    k_BTKC: Float[Array, "B T K C"],
-    v_BTKC: Float[Array, "B T K C"],
-    segment_ids_BT: Int[Array, "B T"],
-    positions_BT: Int[Array, "B T"],
-    prefix_ids_BT: Int[Array, "B T"] | None,
+    k_BUKC: Float[Array, "B U K C"],
+    v_BUKC: Float[Array, "B U K C"],
+    segment_ids_BU: Int[Array, "B U"],
+    positions_BU: Int[Array, "B U"],
+    prefix_ids_BU: Int[Array, "B U"] | None,
     *,
     window: int | None,
     chunk: int | None,
     scale: float,
 ) -> Float[Array, "B T H C"]:
-    T = q_BTHC.shape[1]
-    q, k, v, segments, positions = _padded(_CUDNN_LENGTH, q_BTHC, k_BTKC, v_BTKC, segment_ids_BT, positions_BT)
+    """U is T, or T times the devices that split rows: then the queries are this device's part of the U tokens."""
+    T, U = q_BTHC.shape[1], k_BUKC.shape[1]
+    k, v, segments, positions = _padded(_CUDNN_LENGTH, k_BUKC, v_BUKC, segment_ids_BU, positions_BU)
+    (q,) = _padded(_CUDNN_LENGTH, q_BTHC)
     # Padding looks at padding here: a query that sees nothing at all is NaN in some versions of cuDNN.
     prefixes = None
-    if prefix_ids_BT is not None:
-        (prefixes,) = _padded(_CUDNN_LENGTH, prefix_ids_BT)
+    if prefix_ids_BU is not None:
+        (prefixes,) = _padded(_CUDNN_LENGTH, prefix_ids_BU)
         prefixes += prefixes > 0
-    mask_BTT = _mask(Sight(segments + 1, positions, window, chunk, prefixes))
-    # Causality is said twice: known to the kernel, it skips the blocks above the diagonal.
+    mask = _mask(Sight(segments + 1, positions, window, chunk, prefixes))
+    if T < U:
+        mask = lax.dynamic_slice_in_dim(mask, lax.axis_index(RULES["time"]) * T, T, axis=1)
+        mask = jnp.pad(mask, [(0, 0), (0, q.shape[1] - T), (0, 0)], constant_values=True)
+    # Causality is said twice: known to the kernel, which counts queries and keys from one place, it skips the blocks
+    # above the diagonal.
     attended = jax.nn.dot_product_attention(
-        q, k, v, mask=mask_BTT[:, None], is_causal=True, scale=scale, implementation="cudnn"
+        q, k, v, mask=mask[:, None], is_causal=T == U, scale=scale, implementation="cudnn"
     )
     return attended[:, :T]
 
@@ -212,11 +241,21 @@ def _documents(sight: Sight) -> Int[Array, "B T"]:
     return sight.segment_ids_BT * chunks + sight.positions_BT // sight.chunk
 
 
-def _splash_kernel(sight: Sight, softcap: float | None, interpret: bool) -> Any:
-    """A splash kernel for rows of this length, forward and backward; any number of heads share its one mask."""
+def _splash_kernel(sight: Sight, softcap: float | None, pieces: int, interpret: bool) -> Any:
+    """A splash kernel for rows of this length, forward and backward; any number of heads share its one mask.
+
+    With `pieces` of a row on as many devices, its mask is to be split into theirs (`manual_sharding_spec`).
+    """
     (padded,) = _padded(_SPLASH_BLOCKS[-1], sight.segment_ids_BT)
-    length = padded.shape[1]
-    block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
+    length, smallest = padded.shape[1], _SPLASH_BLOCKS[-1]
+    if pieces > 1 and sight.segment_ids_BT.shape[1] % (smallest * pieces):
+        # Padding would stand between the pieces, where windows count places.
+        raise UserError(
+            f"rows of {sight.segment_ids_BT.shape[1]} tokens are no whole blocks of {smallest} on each of {pieces} "
+            f"devices along context, as splash attention wants; use a train.row_length that is a multiple of "
+            f"{smallest * pieces}, or model.attention=xla"
+        )
+    block = next(size for size in _SPLASH_BLOCKS if length // pieces % size == 0)
     sizes = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     blocks: Any = {f"block_{name}": block for name in sizes}
     square, window = (length, length), sight.window
@@ -227,7 +266,7 @@ def _splash_kernel(sight: Sight, softcap: float | None, interpret: bool) -> Any:
         splash_mask.MultiHeadMask([mask]),
         block_sizes=splash.BlockSizes(**blocks),
         head_shards=1,
-        q_seq_shards=1,
+        q_seq_shards=pieces,
         attn_logits_soft_cap=softcap,
         interpret=interpret,
     )
@@ -235,19 +274,21 @@ def _splash_kernel(sight: Sight, softcap: float | None, interpret: bool) -> Any:
 
 def _splash(
     q_BTHC: Float[Array, "B T H C"],
-    k_BTKC: Float[Array, "B T K C"],
-    v_BTKC: Float[Array, "B T K C"],
+    k_BUKC: Float[Array, "B U K C"],
+    v_BUKC: Float[Array, "B U K C"],
     segment_ids_BT: Int[Array, "B T"],
+    segment_ids_BU: Int[Array, "B U"],
     kernel: Any,
     *,
     scale: float,
 ) -> Float[Array, "B T H C"]:
     T = q_BTHC.shape[1]
     q_BTHC = (q_BTHC.astype(jnp.float32) * scale).astype(q_BTHC.dtype)  # the kernel has no scale
-    q, k, v, segments = _padded(_SPLASH_BLOCKS[-1], q_BTHC, k_BTKC, v_BTKC, segment_ids_BT)
+    q, segments_BT = _padded(_SPLASH_BLOCKS[-1], q_BTHC, segment_ids_BT)
+    k, v, segments_BU = _padded(_SPLASH_BLOCKS[-1], k_BUKC, v_BUKC, segment_ids_BU)
 
-    def one_row(q_HTC, k_KTC, v_KTC, segments_T):
-        return kernel(q_HTC, k_KTC, v_KTC, segment_ids=splash.SegmentIds(segments_T, segments_T))
+    def one_row(q_HTC, k_KUC, v_KUC, segments_T, segments_U):
+        return kernel(q_HTC, k_KUC, v_KUC, segment_ids=splash.SegmentIds(segments_T, segments_U))
 
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    return jax.vmap(one_row)(q, k, v, segments).swapaxes(1, 2)[:, :T]
+    return jax.vmap(one_row)(q, k, v, segments_BT, segments_BU).swapaxes(1, 2)[:, :T]

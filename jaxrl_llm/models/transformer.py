@@ -29,6 +29,7 @@ from jaxrl_llm.models.quantised import dequantise
 from jaxrl_llm.models.remat import Remat, rematerialised
 from jaxrl_llm.models.rope import Rotation, place, rotations
 from jaxrl_llm.models.row_attention import XLA, RowAttention, Sight, row_attention
+from jaxrl_llm.sharding import joined, parts, pieces
 from jaxrl_llm.types import Params
 
 
@@ -270,7 +271,7 @@ def forward(
     """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits.
 
     `prefix_ids` as in TrainBatch: the segment of a prompt that a token's document shares with others of its row.
-    `mesh` is where the arrays live, if they are split; experts need it.
+    `mesh` is where the arrays live, if they are split; experts need it, and tokens split over `context`.
     """
     rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
     return _forward(config, params, *rows, remat=remat, attention=attention, mesh=mesh)[0]
@@ -298,7 +299,8 @@ def forward_routed(
     """`forward` of a model with experts and stacked layers, and what its routers' losses are made of."""
 
     def terms(routing):
-        logits_BTE, chosen_BTK = (y.reshape(*tokens_BT.shape, -1) for y in (routing.logits, routing.chosen))
+        pieces_shape = pieces(mesh, segment_ids_BT).shape
+        logits_BTE, chosen_BTK = (joined(mesh, y.reshape(*pieces_shape, -1)) for y in (routing.logits, routing.chosen))
         return RouterTerms(balance_terms(logits_BTE, chosen_BTK, segment_ids_BT), z_terms(logits_BTE))
 
     rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
@@ -309,13 +311,18 @@ def forward_routed(
 def _forward(
     config, params, tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT, *, remat, attention, mesh, said=None
 ) -> tuple[Array, Any]:
-    """Hidden states, and `said(routing)` of every layer (for stacked layers)."""
+    """Hidden states, and `said(routing)` of every layer (for stacked layers).
+
+    Between embedding and final norm x is [P t D]: the pieces of rows that devices along `context` hold. Only attention
+    looks beyond a piece.
+    """
+    assert parts(mesh, "time") == parts(attention.mesh, "time")
     kinds, _ = _kinds(config)
     narrower = {"L": {"window": config.window}, "C": {"chunk": config.attention_chunk}}
     everywhere = Sight(segment_ids_BT, positions_BT, prefix_ids_BT=prefix_ids_BT)
     sights = [everywhere._replace(**narrower.get(kind, {})) for kind in kinds]
     attend = row_attention(attention, sights, **_attention(config))
-    by_kind = rotations(config, positions_BT)
+    by_kind = rotations(config, pieces(mesh, positions_BT))
 
     def body(x, scanned):
         layer_params, _, kind = scanned
@@ -326,8 +333,8 @@ def _forward(
         return x, said(routing) if said is not None else None
 
     body = rematerialised(body, remat)
-    x, found = _over_layers(config, body, _embed(config, params, tokens_BT), params["layers"])
-    return _final(config, params, x), found
+    x, found = _over_layers(config, body, _embed(config, params, pieces(mesh, tokens_BT)), params["layers"])
+    return joined(mesh, _final(config, params, x)), found
 
 
 def decode(

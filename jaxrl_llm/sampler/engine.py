@@ -97,8 +97,8 @@ class PolicyEngine(Engine):
       unstack: keep each layer's weights and cache in buffers of their own (a tuple of layers instead of a stack); by
         default on CPU only, where it is faster by more than a third.
 
-    Raises UserError if slots or heads do not divide over the mesh, if a prompt and its completion do not fit the
-    model's context, on buckets that do not end with max_prompt_tokens, or if an id is no token.
+    Raises UserError if slots or heads do not divide over the mesh or it splits tokens, if a prompt and its completion
+    do not fit the model's context, on buckets that do not end with max_prompt_tokens, or if an id is no token.
 
     The methods are pure functions of weights and decode state; a decode state that is passed in is donated. Nothing
     here knows requests or queues: that is the scheduler.
@@ -130,6 +130,7 @@ class PolicyEngine(Engine):
         for name, value in sizes.items():
             if value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
+        sharding.check_whole_rows(mesh, "sampler.mesh")
         sharding.check_divides(mesh, ("heads", "kv_heads"), (model.heads, model.kv_heads), "sampler.mesh")
         if slots % mesh.shape["data"]:
             raise UserError(

@@ -26,7 +26,7 @@ class WeightLoader:
     def __init__(self, model: ModelConfig, mesh: Mesh, *, dtype: Any, int8: bool, unstack: bool):
         self._dtype, self._int8, self._unstack, self._layers = jnp.dtype(dtype), int8, unstack, model.layers
         self._abstract, axes = abstract_params(model), logical_axes(model)
-        self._shardings = sharding.param_shardings(mesh, axes, self._abstract)
+        self._shardings = sharding.param_shardings(mesh, axes, self._abstract, whose="sampler.mesh")
         self._layer_axes = {name: names[1:] for name, names in axes["layers"].items()}
         stacked = {name: self._copied(s, axes["layers"][name][1:], 1) for name, s in self._shardings["layers"].items()}
         one = {

@@ -21,7 +21,7 @@ from jaxrl_llm.losses.value import critic_values, value_loss
 from jaxrl_llm.models.remat import Remat
 from jaxrl_llm.models.row_attention import XLA, RowAttention
 from jaxrl_llm.models.transformer import RouterTerms, forward, forward_routed, head_weight
-from jaxrl_llm.sharding import batch_parts, spec
+from jaxrl_llm.sharding import joined, parts, pieces, spec, whole_rows_sharding
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.types import Params
 
@@ -67,7 +67,7 @@ class Scorer:
 
     def _split(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
-        return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", None, None))))
+        return lax.with_sharding_constraint(hidden_BTD, NamedSharding(self.mesh, spec(("batch", "time", None))))
 
     def logprobs(
         self,
@@ -77,17 +77,20 @@ class Scorer:
         wanted_BT: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
         """Log-probability of each target and entropy of its distribution, float32, in nats; 0 where not wanted."""
-        logprobs_N, entropy_N = token_logprobs(
-            hidden_BTD.reshape(-1, self.model.d_model),
+        # Flattened by pieces, so that each device has a contiguous block of the tokens, its own.
+        hidden_PTD, targets_PT = pieces(self.mesh, hidden_BTD), pieces(self.mesh, targets_BT)
+        outputs = token_logprobs(
+            hidden_PTD.reshape(-1, self.model.d_model),
             head_weight(self._gathered(params)),
-            targets_BT.reshape(-1),
+            targets_PT.reshape(-1),
             temperature=self.temperature,
             chunk=self.head_chunk,
-            shards=batch_parts(self.mesh),
-            wanted_N=None if wanted_BT is None else wanted_BT.reshape(-1),
+            shards=parts(self.mesh, "pieces"),
+            wanted_N=None if wanted_BT is None else pieces(self.mesh, wanted_BT).reshape(-1),
             softcap=self.model.final_softcap,
         )
-        return logprobs_N.reshape(targets_BT.shape), entropy_N.reshape(targets_BT.shape)
+        logprobs_BT, entropy_BT = (joined(self.mesh, x_N.reshape(targets_PT.shape)) for x_N in outputs)
+        return logprobs_BT, entropy_BT
 
     def _gathered(self, params: Params) -> Params:
         # The tables come together over fsdp, as FSDP means it; a lookup in a table of split width makes the partitioner
@@ -141,17 +144,19 @@ def look_back(
     return seen
 
 
-def with_credit(algorithm: Algorithm, fields: Mapping[str, Array]) -> dict[str, Array]:
+def with_credit(algorithm: Algorithm, fields: Mapping[str, Array], mesh: Mesh) -> dict[str, Array]:
     """One update's fields, [M B T], with advantages (and the critic's returns) worked out from what was looked back."""
     if algorithm.credit is None:
         return dict(fields)
-    mask = fields["token_weights"] != 0
+    # Credit walks along a row token by token; were the row split, each of its steps would fetch a token from elsewhere.
+    rows = lax.with_sharding_constraint(dict(fields), whole_rows_sharding(mesh, leading=1))
+    mask = rows["token_weights"] != 0
     kl = values = jnp.zeros(mask.shape, jnp.float32)
     if algorithm.penalty is not None and algorithm.penalty.in_reward:
-        kl = algorithm.penalty.estimator(fields["old_logprobs"], fields["reference_logprobs"], mask)
+        kl = algorithm.penalty.estimator(rows["old_logprobs"], rows["reference_logprobs"], mask)
     if algorithm.critic is not None:
-        values = fields["old_values"]
-    given = Given(fields["scores"], kl, values, mask, fields["completions"], fields["segment_ids"])
+        values = rows["old_values"]
+    given = Given(rows["scores"], kl, values, mask, rows["completions"], rows["segment_ids"])
     advantages, returns = algorithm.credit(given)
     found = {"advantages": advantages} | ({"returns": returns} if returns is not None else {})
     return dict(fields) | found

@@ -21,7 +21,7 @@ from jaxrl_llm.models.lora import attach, trainable
 from jaxrl_llm.models.remat import Remat
 from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
-from jaxrl_llm.sharding import check_divides, param_shardings, replicated, rows_sharding
+from jaxrl_llm.sharding import check_rows, param_shardings, replicated, rows_sharding
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
 from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_loss, router_weights, with_credit
 from jaxrl_llm.train.norms import part_norms
@@ -65,9 +65,8 @@ class TrainStep:
         return self.jitted.lower(state, batch, self.reference, self.base)
 
     def __call__(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-        """Raises UserError before anything is compiled if the mesh does not divide the rows."""
-        leading = (None,) * (batch.tokens.ndim - 2)
-        check_divides(self.mesh, (*leading, "batch", None), batch.tokens.shape, "train.microbatch_rows")
+        """Raises UserError before anything is compiled if the mesh does not divide the rows or their length."""
+        check_rows(self.mesh, batch.tokens.shape[-2:], "train.microbatch_rows", "train.row_length")
         return self.jitted(state, batch, self.reference, self.base)
 
 
@@ -105,8 +104,8 @@ def make_train_step(
     The state is donated. Tokens are trained where their weight is not 0. The weights already hold the global
     denominators, so microbatches and devices only add up: gradients accumulate in `gradient_dtype`, sharded like the
     parameters, over the first `batch.microbatches` of the M microbatches (never more than M; of a single one the
-    gradient is taken as it is). Rows split over the mesh
-    axes data, fsdp and expert. With several updates each has its own part of the batch (the leading axis K) and goes
+    gradient is taken as it is). Rows split over the mesh axes data, fsdp and expert, tokens over context. Of several
+    updates each has its part of the batch (axis K) and goes
     on from the weights that the one before left; old log-probabilities and values are those of the weights that began
     the step. `share_prompts` says that batches may have `prefix_ids`, which not every attention takes. `reference` is a
     frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With `lora` the adapters are
@@ -206,7 +205,7 @@ def make_train_step(
         if state.entropy is not None and adaptive is not None:
             alpha = applied_alpha(state.entropy.coefficient, state.entropy.entropy, target=adaptive.target)
         trained = (state.params, state.critic.head if state.critic is not None else None)
-        fields = with_credit(algorithm, fields)
+        fields = with_credit(algorithm, fields, mesh)
         if algorithm.router is not None:
             fields["router_weights"] = router_weights(fields["segment_ids"], count)
         gradient, loss, found = accumulated(trained, base, fields, count, alpha)
@@ -332,7 +331,7 @@ def make_score(
     jitted = jax.jit(logprobs, in_shardings=(*placed, rows, rows, rows, rows), out_shardings=rows)
 
     def score(params, tokens_BT, targets_BT, positions_BT, segment_ids_BT):
-        check_divides(mesh, ("batch", None), tokens_BT.shape, "rows to score")
+        check_rows(mesh, tokens_BT.shape, "rows to score", "tokens of a row to score")
         return jitted(params, base, tokens_BT, targets_BT, positions_BT, segment_ids_BT)
 
     return score

@@ -59,19 +59,27 @@ def refused(config, topology, *overrides):
     return error
 
 
+_LOCAL = ("model.attention_pattern=LG", "model.window=64", "model.attention_softcap=50", "model.local_rope_theta=100")
+
+
 @pytest.mark.parametrize(
-    "options",
-    [(), ("model.attention_pattern=LG", "model.window=64", "model.attention_softcap=50", "model.local_rope_theta=100")],
-    ids=["llama", "local layers and soft cap"],
+    ("topology", "options"),
+    [
+        ("v5e:2x2", ()),
+        ("v5e:2x2", _LOCAL),
+        ("v5e:2x4", (*_LOCAL, "train.mesh={context: 2, tensor: 2}")),
+    ],
+    ids=["llama", "local layers and soft cap", "rows in pieces"],
 )
-def test_both_steps_compile_for_a_tpu_with_splash_and_a_float32_head(config, options):
-    train, decode = compiled(config, "v5e:2x2", *options)
+def test_both_steps_compile_for_a_tpu_with_splash_and_a_float32_head(config, topology, options):
+    train, decode = compiled(config, topology, *options)
     assert train["splash"] == ["splash_mha_dkv", "splash_mha_dq", "splash_mha_fwd"]
     assert train["cudnn"] == decode["cudnn"] == []
 
 
-def test_both_steps_compile_for_eight_h100_with_cudnn_and_a_float32_head(config):
-    train, _ = compiled(config, "h100:8", "train.mesh={fsdp: 2, tensor: 2}", "sampler.mesh={data: 2, tensor: 2}")
+@pytest.mark.parametrize("splits", ["fsdp", "context"])
+def test_both_steps_compile_for_eight_h100_with_cudnn_and_a_float32_head(config, splits):
+    train, _ = compiled(config, "h100:8", f"train.mesh={{{splits}: 2, tensor: 2}}", "sampler.mesh={data: 2, tensor: 2}")
     # Forward, forward again for the backward pass (remat), backward.
     assert train["cudnn"] == ["fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward"]
     assert not train["splash"]

@@ -254,7 +254,7 @@ def test_two_steps_used_everything(everything, after_two_steps):
 def test_a_mesh_changes_nothing(everything, after_two_steps):
     config, start, reference = everything
     batches, state, metrics = after_two_steps
-    spread = Tiny(config, rate=0.05, reference=reference, axes={"data": 2, "fsdp": 2, "tensor": 2})
+    spread = Tiny(config, rate=0.05, reference=reference, axes={"fsdp": 2, "context": 2, "tensor": 2})
     got, got_metrics = two_steps(spread, start, batches)
     assert_same(got, state)
     assert_same(got_metrics, metrics, atol=1e-4)

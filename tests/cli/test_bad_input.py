@@ -4,6 +4,8 @@ import pytest
 
 from jaxrl_llm.aot import TPU_ENVIRONMENT
 
+_SIX_HEADS = ("model.heads=6", "model.kv_heads=3", "model.head_dim=8")
+
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
@@ -15,11 +17,29 @@ from jaxrl_llm.aot import TPU_ENVIRONMENT
         (["rollout.max_prompt_tokens=3"], "has 4 tokens, more than rollout.max_prompt_tokens = 3"),
         (["rollout.max_new_tokens=2"], "needs 3 tokens with its end, more than rollout.max_new_tokens = 2"),
         (["model.max_context=6"], "exceeds model.max_context 6"),
-        (["train.mesh={tensor: 4}"], "does not divide over tensor 4"),
-        (["train.mesh={data: 3}"], "batch 2 does not divide over data 3"),
-        (["train.mesh={data: 8}"], "there are 8"),
+        (
+            ["train.mesh={tensor: 2}", "model.kv_heads=1"],
+            "train.mesh: layers.k: kv_heads 1 does not divide over tensor 2; use a multiple of 2",
+        ),
+        (["train.mesh={tensor: 3}", *_SIX_HEADS], "train.mesh: embed: vocab 14 does not divide over tensor 3"),
+        (["train.mesh={tensor: 2}", "model.d_ff=63"], "train.mesh: layers.down: mlp 63 does not divide over tensor 2"),
+        (["train.mesh={fsdp: 2}", "model.d_model=33"], "train.mesh: embed: embed 33 does not divide over fsdp 2"),
+        (
+            ["train.mesh={expert: 2}", "model.experts=3", "model.experts_per_token=1", "model.router_gate=softmax"],
+            "train.mesh: layers.expert_down: experts 3 does not divide over expert 2",
+        ),
+        (["train.mesh={data: 3}"], "train.microbatch_rows: batch 2 does not divide over data 3"),
+        (["train.mesh={data: 2, expert: 2}"], "batch 2 does not divide over data 2 x expert 2"),
+        (["train.mesh={context: 3}"], "train.row_length: time 32 does not divide over context 3; use a multiple of 3"),
+        (["train.mesh={data: 8}"], "needs 8 devices and sampler.mesh (data 1 x tensor 1) 1, but there are 8"),
+        (["train.mesh={context: 16}"], "needs 16 devices"),
+        (["train.mesh={context: -1, tensor: -1}"], "more than one axis of size -1"),
+        (["train.mesh={context: 0}"], "axis context the size 0"),
+        (["train.mesh={fsdp: 2, fsdp: 4}"], "key 'fsdp' stands twice in one section"),
         (["train.mesh={experts: 2}"], "unknown axes ['experts']"),
-        (["sampler.mesh={tensor: 4}"], "does not divide over tensor 4"),
+        (["sampler.mesh={tensor: 4}"], "sampler.mesh: heads 2 does not divide over tensor 4"),
+        (["sampler.mesh={tensor: 3}", *_SIX_HEADS], "sampler.mesh: embed: vocab 14 does not divide over tensor 3"),
+        (["sampler.mesh={context: 2}"], "sampler.mesh has context 2, but only the trainer splits the tokens of a row"),
         (["sampler.mesh={data: 3}"], "sampler.slots 8 does not divide over data 3"),
         (["model.init=nowhere.gguf", "tokenizer.kind=gguf"], "nowhere.gguf"),
         (["tokenizer.kind=gguf"], "model.init, which is not set"),

@@ -29,8 +29,9 @@ def test_shared_prompts_change_no_step(name):
     given = groups(config, seed=3, prompt=PROMPT)
     start, reference = weights(config), weights(config, seed=1) if name == "critic" else None
     results, tokens = [], []
-    for each in (config, shared):
-        tiny = Tiny(each, rate=0.5, reference=reference, axes={"fsdp": 2})
+    # Pieces of four tokens: shared prompts, ratios and credit of a completion lie across them.
+    for each, axes in ((config, {"fsdp": 2}), (shared, {"fsdp": 2, "context": 4})):
+        tiny = Tiny(each, rate=0.5, reference=reference, axes=axes)
         state, metrics = tiny(tiny.state(start), given)
         results.append((host(state.params), {key: number(value) for key, value in metrics.items()}))
         tokens.append(np.count_nonzero(tiny.batch(given).segment_ids))

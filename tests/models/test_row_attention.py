@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.models.row_attention import XLA, RowAttention, Sight, choose_attention, row_attention
 from jaxrl_llm.models.transformer import forward, init_params
-from jaxrl_llm.sharding import make_mesh
+from jaxrl_llm.sharding import joined, make_mesh, pieces
 from jaxrl_llm.types import UserError
 
 SCALE = 0.3
@@ -32,7 +32,8 @@ def values_and_gradients(how, sight, softcap, q, k, v, cotangent):
     attend = row_attention(how, [sight], scale=SCALE, softcap=softcap)
 
     def run(q, k, v):
-        attended = attend(q, k, v, 0)
+        q, k, v = (pieces(how.mesh, x) for x in (q, k, v))
+        attended = joined(how.mesh, attend(q, k, v, 0))
         return jnp.sum(attended * cotangent), attended
 
     (_, attended), gradients = jax.jit(jax.value_and_grad(run, argnums=(0, 1, 2), has_aux=True))(q, k, v)
@@ -40,20 +41,28 @@ def values_and_gradients(how, sight, softcap, q, k, v, cotangent):
 
 
 @pytest.mark.parametrize(
-    ("axes", "narrower", "softcap", "kv_heads"),
+    ("axes", "length", "narrower", "softcap", "kv_heads"),
     [
-        ({}, {"window": 70}, 2.0, 2),
-        ({"fsdp": 2, "tensor": 2}, {"chunk": 60}, None, 2),
-        ({"fsdp": 2}, {"window": 1}, None, 1),
+        ({}, 300, {"window": 70}, 2.0, 2),
+        ({"fsdp": 2, "tensor": 2}, 300, {"chunk": 60}, None, 2),
+        ({"fsdp": 2}, 300, {"window": 1}, None, 1),
+        ({"context": 3, "tensor": 2}, 384, {"window": 70}, 2.0, 2),
+        ({"fsdp": 2, "context": 3}, 384, {"chunk": 60}, None, 1),
     ],
-    ids=["window and soft cap", "chunks on a mesh", "one key head, window of one"],
+    ids=[
+        "window and soft cap",
+        "chunks on a mesh",
+        "one key head, window of one",
+        "pieces and window",
+        "pieces, chunks",
+    ],
 )
-def test_splash_gives_what_xla_gives(axes, narrower, softcap, kv_heads):
+def test_splash_gives_what_xla_gives(axes, length, narrower, softcap, kv_heads):
     # 300 tokens are padded to three blocks of 128; documents begin and end inside blocks, one is longer than a block.
-    segments, positions = rows([[41, 1, 200], [150, 97, 53]], 300)
+    segments, positions = rows([[41, 1, 200], [150, 97, 53]], length)
     rng = np.random.default_rng(0)
-    q, cotangent = rng.normal(size=(2, 2, 300, 4, 8)).astype(np.float32)
-    k, v = rng.normal(size=(2, 2, 300, kv_heads, 8)).astype(np.float32)
+    q, cotangent = rng.normal(size=(2, 2, length, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, length, kv_heads, 8)).astype(np.float32)
     cotangent *= (segments > 0)[..., None, None]
     mesh = make_mesh(axes, jax.devices()[: np.prod(list(axes.values()), dtype=int)]) if axes else None
     sight = Sight(segments, positions, **narrower)
@@ -67,8 +76,41 @@ def test_splash_gives_what_xla_gives(axes, narrower, softcap, kv_heads):
     assert min(float(jnp.abs(g).max()) for g in wanted_gradients[2:]) > 1
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_what_cudnn_is_asked_for_is_what_xla_computes(shared, monkeypatch):
+@pytest.mark.parametrize(
+    ("axes", "seen", "shared"),
+    [
+        ({"fsdp": 4, "context": 2}, {"window": 5}, False),
+        ({"context": 4, "tensor": 2}, {"chunk": 3}, False),
+        ({"data": 2, "context": 4}, {"window": 5}, True),
+    ],
+    ids=["window", "chunk", "shared prompts and window"],
+)
+def test_rows_in_pieces_give_what_whole_rows_give(axes, seen, shared):
+    # Pieces of five or ten tokens: documents, windows, chunks and shared prompts lie across them.
+    segments, positions = rows([[4, 3, 7], [9, 2, 5], [1, 1, 1], [16, 2, 2]], 20)
+    rng = np.random.default_rng(0)
+    q, cotangent = rng.normal(size=(2, 4, 20, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 4, 20, 2, 8)).astype(np.float32)
+    cotangent *= (segments > 0)[..., None, None]
+    sight = Sight(segments, positions, **seen, prefix_ids_BT=np.where(segments > 1, 1, 0) if shared else None)
+    wanted, wanted_gradients = values_and_gradients(XLA, sight, 2.0, q, k, v, cotangent)
+    how = RowAttention("xla", make_mesh(axes, jax.devices()))
+    got, gradients = values_and_gradients(how, sight, 2.0, q, k, v, cotangent)
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    for one, other in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert min(float(jnp.abs(g).max()) for g in wanted_gradients) > 0.1
+
+
+def test_splash_refuses_pieces_that_are_no_whole_blocks():
+    segments, positions = rows([[300]], 300)
+    how = RowAttention("splash", make_mesh({"context": 2}, jax.devices()[:2]), interpret=True)
+    with pytest.raises(UserError, match=r"300 tokens are no whole blocks of 128 on each of 2 .*a multiple of 256"):
+        row_attention(how, [Sight(segments, positions)], scale=SCALE, softcap=None)
+
+
+@pytest.mark.parametrize(("shared", "context"), [(False, 1), (True, 1), (True, 4)])
+def test_what_cudnn_is_asked_for_is_what_xla_computes(shared, context, monkeypatch):
     # Everything but the kernel itself: mask, causal flag, scale, odd length, shards. JAX's own XLA form answers for it.
     plain = jax.nn.dot_product_attention
     asked = []
@@ -78,16 +120,18 @@ def test_what_cudnn_is_asked_for_is_what_xla_computes(shared, monkeypatch):
         return plain(*arrays, implementation="xla", **how)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", instead)
-    segments, positions = rows([[4, 3, 7], [9, 2, 5]], 17)
+    length = 17 if context == 1 else 20  # pieces of 5 tokens are padded too
+    segments, positions = rows([[4, 3, 7], [9, 2, 5]], length)
     # The second and third documents go on from the first.
     prefixes = np.where(segments > 1, 1, 0) if shared else None
     rng = np.random.default_rng(0)
-    q, cotangent = rng.normal(size=(2, 2, 17, 4, 8)).astype(np.float32)
-    k, v = rng.normal(size=(2, 2, 17, 2, 8)).astype(np.float32)
+    q, cotangent = rng.normal(size=(2, 2, length, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, length, 2, 8)).astype(np.float32)
     cotangent *= (segments > 0)[..., None, None]
     sight = Sight(segments, positions, 5, prefix_ids_BT=prefixes)
     wanted, wanted_gradients = values_and_gradients(XLA, sight, None, q, k, v, cotangent)
-    mesh = make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
+    axes = {"fsdp": 2, "tensor": 2} if context == 1 else {"context": 4, "tensor": 2}
+    mesh = make_mesh(axes, jax.devices()[: 2 * max(context, 2)])
     got, gradients = values_and_gradients(RowAttention("cudnn", mesh), sight, None, q, k, v, cotangent)
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     for one, other in zip(gradients, wanted_gradients, strict=True):

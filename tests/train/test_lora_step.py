@@ -19,7 +19,7 @@ from jaxrl_llm.types import UserError
 from jaxrl_llm.weights import digest
 
 LORA = LoraConfig(rank=2, alpha=3.0)
-SPREAD = {"data": 2, "fsdp": 2, "tensor": 2}
+SPREAD = {"fsdp": 2, "context": 2, "tensor": 2}
 
 
 @pytest.fixture(scope="module")
