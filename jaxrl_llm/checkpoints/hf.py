@@ -23,6 +23,7 @@ from jaxrl_llm.checkpoints.hf_config import from_hf_config, is_nested, text_conf
 from jaxrl_llm.checkpoints.hf_tensors import EMBED, HEAD, OTHERS, TEXT, HfTensor, hf_tensors, is_derived
 from jaxrl_llm.checkpoints.safetensors_file import FLOATS, StoredTensor, read_table, shards, write_file
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.global_arrays import place
 from jaxrl_llm.types import Params, UserError
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -183,7 +184,7 @@ def _read_leaf(
         node[name] = jax.block_until_ready(jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)())
     one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(stacks) :]))
     # A transfer before the next layer is read: JAX lets go of host memory it was lent only when it is called again.
-    index = jax.device_put(np.array(tensor.index, np.int32), NamedSharding(sharding.mesh, PartitionSpec()))
+    index = place(np.array(tensor.index, np.int32), NamedSharding(sharding.mesh, PartitionSpec()))
     layer = jax.block_until_ready(_to_devices(stored, tensor, leaf, dtype, one))
     # Waited for, or the layers read ahead would pile up on the host.
     node[name] = jax.block_until_ready(_put_layer(node[name], layer, index))

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxrl_llm.config import LoraConfig, ModelConfig
+from jaxrl_llm.global_arrays import place
 from jaxrl_llm.models.lora import init_adapters, trainable
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sharding import param_shardings, replicated
@@ -117,7 +118,7 @@ def shardings_of(abstract: Any) -> Any:
 
 def _with_optimizer(params: Params, optimizer: optax.GradientTransformation, abstract: TrainState) -> TrainState:
     init = jax.jit(lambda p: optimizer.init(as_float32(p)), out_shardings=shardings_of(abstract.opt_state))
-    step = jax.device_put(np.zeros((), np.int32), abstract.step.sharding)
+    step = place(np.zeros((), np.int32), abstract.step.sharding)
     return TrainState(step=step, params=params, opt_state=init(params))
 
 
@@ -161,9 +162,8 @@ def state_from_params(
     for name, x in wanted.items():
         if given[name].shape != x.shape:
             raise UserError(f"weight {name} has shape {given[name].shape}, the model wants {x.shape}; check `model`")
-    placed = jax.tree.map(
-        lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding, may_alias=False), params, abstract.params
-    )
+    cast = jax.tree.map(lambda x, a: x.astype(a.dtype), params, abstract.params)
+    placed = place(cast, shardings_of(abstract.params))
     state = _with_optimizer(placed, optimizer, abstract)
-    beside = jax.device_put(_beside(model, critic, adapts_entropy), shardings_of((abstract.critic, abstract.entropy)))
+    beside = place(_beside(model, critic, adapts_entropy), shardings_of((abstract.critic, abstract.entropy)))
     return replace(state, critic=beside[0], entropy=beside[1])
