@@ -142,7 +142,8 @@ def slice_grid(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
         )
     inside = [size // len(slices) if name == "data" else size for name, size in sizes.items()]
     across = [len(slices) if name == "data" else 1 for name in sizes]
-    return mesh_utils.create_hybrid_device_mesh(inside, across, list(devices))
+    # As jax.make_mesh does for one slice.
+    return mesh_utils.create_hybrid_device_mesh(inside, across, list(devices), allow_split_physical_axes=True)
 
 
 def split_devices(

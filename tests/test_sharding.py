@@ -59,11 +59,12 @@ def test_a_mesh_that_cannot_be_made_says_why(axes, message, cpu_devices):
 
 
 def fake_slices(*sizes):
-    """TPU devices of an unknown kind, numbered through, in slices of these sizes, those of slice 0 last."""
+    """TPU devices of an unknown kind, numbered through, in slices of these sizes and two columns, slice 0 last."""
     numbered = [(index, i) for index, size in enumerate(sizes) for i in range(size)]
+    what = {"platform": "tpu", "device_kind": "fake", "core_on_chip": 0}
     devices = [
-        SimpleNamespace(platform="tpu", device_kind="fake", id=n, slice_index=index, process_index=index)
-        for n, (index, _) in enumerate(numbered)
+        SimpleNamespace(**what, id=n, coords=(i // 2, i % 2, 0), slice_index=index, process_index=index)
+        for n, (index, i) in enumerate(numbered)
     ]
     return sorted(devices, key=lambda device: -device.slice_index)
 
