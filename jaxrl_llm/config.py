@@ -666,6 +666,18 @@ class CheckpointConfig(Section):
     keep: Int = Field(3, gt=0, description="newest checkpoints kept")
 
 
+class DistributedConfig(Section):
+    """Several processes that train together, each on its own devices; see docs/distributed.md."""
+
+    coordinator: str | None = Field(
+        None,
+        description="null: one process; host:port of process 0; auto: Slurm, Cloud TPU and others that JAX detects. Where this and the next two keys are null, the environment variables JAXRL_COORDINATOR, JAXRL_PROCESSES and JAXRL_PROCESS_ID count",
+    )
+    processes: Int | None = Field(None, gt=0, description="how many processes there are")
+    process_id: Int | None = Field(None, ge=0, description="which of them this is, from 0")
+    timeout_s: Float = Field(300, gt=0, description="seconds within which all of them must have come")
+
+
 class DeviceConfig(Section):
     platform: Literal["default", "cpu"] = Field("default", description="cpu forces the CPU backend")
     cpu_devices: Int = Field(
@@ -676,6 +688,7 @@ class DeviceConfig(Section):
         gt=0,
         description="FLOP/s that one of the trainer's devices could do, for `mfu`; null: the bfloat16 peak of known TPUs and GPUs, and no mfu elsewhere",
     )
+    distributed: DistributedConfig = DistributedConfig()
 
 
 class RunConfig(Section):

@@ -104,6 +104,31 @@ class RunLog:
                 self._events.add_scalar(f"{prefix}/{key}", value, record["step"])
 
 
+class NoLog(RunLog):
+    """Records that another process of the run writes."""
+
+    def __init__(self) -> None:
+        self._files = {}
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def supervised(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def samples(self, records: Iterable[Mapping[str, Any]]) -> None:
+        pass
+
+    def state(self, state: str, *, step: int, steps: int, message: str = "") -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """(line, record) of every whole line of a .jsonl file; a last line cut short by a kill is left out."""
     if not path.exists():

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.types import UserError
@@ -88,7 +90,9 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
 
     Axis types are Auto: with Explicit ones (the default of `jax.make_mesh`) a contraction over a sharded axis is an
     error until its output's sharding is written out.
-    Raises UserError on an unknown axis, a bad size, or sizes whose product is not the number of devices.
+    Where the devices are in several TPU slices, only the axis `data` crosses from one to another.
+    Raises UserError on an unknown axis, a bad size, sizes whose product is not the number of devices, or a `data` that
+    the slices do not divide.
     """
     sizes = _checked_axes(axes, "the mesh")
     fixed, count = _fixed_devices(sizes), len(devices)
@@ -101,6 +105,8 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
             f"mesh {_product(axes)} has {fixed} places for {count} devices; change an axis, or set one to -1"
         )
     try:
+        if len(_slices(devices)) > 1:
+            return Mesh(slice_grid(sizes, devices), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
         return jax.make_mesh(
             tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=list(devices)
         )
@@ -109,6 +115,37 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
             f"mesh {_product(sizes)} cannot be laid over {count} chips of this TPU slice; use as many as make a "
             "rectangle of it, or swap sizes between axes"
         ) from None
+
+
+def _slices(devices: Sequence[Any]) -> dict[int, list[Any]]:
+    """TPU devices by slice, in order. Elsewhere all are one: what JAX calls a slice on GPUs is one host's."""
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
+    return dict(sorted(slices.items()))
+
+
+def slice_grid(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
+    """Devices of several slices in the shape of the mesh `sizes`: each slice holds its own consecutive part of `data`,
+    and all of every other axis.
+
+    Raises UserError if `data` is not a multiple of the slices, or if these have unequal numbers of devices.
+    """
+    slices = _slices(devices)
+    counts = {index: len(members) for index, members in slices.items()}
+    if len(set(counts.values())) > 1:
+        raise UserError(
+            f"the mesh {_product(sizes)} takes {counts} devices (by slice); it must take as many of each slice"
+        )
+    if sizes["data"] % len(slices):
+        raise UserError(
+            f"mesh {_product(sizes)}: its devices are in {len(slices)} slices, and only axis data may cross slices, so "
+            f"data {sizes['data']} must be a multiple of {len(slices)}"
+        )
+    inside = [size // len(slices) if name == "data" else size for name, size in sizes.items()]
+    across = [len(slices) if name == "data" else 1 for name in sizes]
+    # As jax.make_mesh does for one slice.
+    return mesh_utils.create_hybrid_device_mesh(inside, across, list(devices), allow_split_physical_axes=True)
 
 
 def split_devices(

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from jaxrl_llm.sharding import (
     param_shardings,
     pieces,
     sampler_devices,
+    slice_grid,
     spec,
     split_devices,
 )
@@ -71,6 +74,43 @@ def test_a_mesh_has_every_axis_and_fills_in_what_is_left(cpu_devices):
 def test_a_mesh_that_cannot_be_made_says_why(axes, message, cpu_devices):
     with pytest.raises(UserError, match=message):
         make_mesh(axes, cpu_devices)
+
+
+def fake_slices(*sizes):
+    """TPU devices of an unknown kind, numbered through, in slices of these sizes and two columns, slice 0 last."""
+    numbered = [(index, i) for index, size in enumerate(sizes) for i in range(size)]
+    what = {"platform": "tpu", "device_kind": "fake", "core_on_chip": 0}
+    devices = [
+        SimpleNamespace(**what, id=n, coords=(i // 2, i % 2, 0), slice_index=index, process_index=index)
+        for n, (index, i) in enumerate(numbered)
+    ]
+    return sorted(devices, key=lambda device: -device.slice_index)
+
+
+def test_only_data_crosses_slices():
+    sizes = {"data": 4, "fsdp": 2, "expert": 1, "tensor": 2}
+    grid = slice_grid(sizes, fake_slices(8, 8))
+    assert grid.shape == (4, 2, 1, 2)
+    slices = np.vectorize(lambda device: device.slice_index)(grid)
+    assert [set(part.flat) for part in slices] == [{0}, {0}, {1}, {1}]  # each index of data in one slice
+    assert {device.id for device in grid.flat} == set(range(16))
+
+
+@pytest.mark.parametrize(
+    ("axes", "slices", "message"),
+    [
+        (
+            {"data": 1, "fsdp": -1},
+            (4, 4),
+            "in 2 slices, and only axis data may cross .* data 1 must be a multiple of 2",
+        ),
+        ({"data": 3, "fsdp": 2}, (3, 3), "data 3 must be a multiple of 2"),
+        ({"data": 2, "fsdp": 3}, (4, 2), r"takes \{0: 4, 1: 2\} devices"),
+    ],
+)
+def test_a_mesh_whose_other_axes_would_cross_slices_is_refused(axes, slices, message):
+    with pytest.raises(UserError, match=message):
+        make_mesh(axes, fake_slices(*slices))
 
 
 def test_parameters_are_placed_and_checked(cpu_devices):

@@ -24,6 +24,7 @@ from jaxrl_llm.checkpoints.hf_config import from_hf_config, is_nested, text_conf
 from jaxrl_llm.checkpoints.hf_tensors import EMBED, HEAD, OTHERS, TEXT, HfTensor, hf_tensors, is_derived
 from jaxrl_llm.checkpoints.safetensors_file import FLOATS, StoredTensor, read_table, shards, write_file
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.global_arrays import place
 from jaxrl_llm.types import Params, UserError
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -191,14 +192,14 @@ class _Stack:
             shape[1] //= mesh.shape[split]
             group, mesh = index[1] // shape[1], _slice_of(mesh, split, index[1] // shape[1])
             index = (index[0], index[1] % shape[1])
-        place, one = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec(*spec[stacks:]))
-        if not place.addressable_devices:
+        whole, one = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec(*spec[stacks:]))
+        if not whole.addressable_devices:
             return
         if group not in self._parts:
-            zeros = jax.jit(partial(jnp.zeros, shape, self._dtype), out_shardings=place)
+            zeros = jax.jit(partial(jnp.zeros, shape, self._dtype), out_shardings=whole)
             self._parts[group] = jax.block_until_ready(zeros())
         # A transfer before the next layer is read: JAX lets go of host memory it was lent only when it is called again.
-        at = jax.device_put(np.array(index, np.int32), NamedSharding(mesh, PartitionSpec()))
+        at = place(np.array(index, np.int32), NamedSharding(mesh, PartitionSpec()))
         layer = jax.block_until_ready(read(one))
         # Waited for, or the layers read ahead would pile up on the host.
         self._parts[group] = jax.block_until_ready(_put_layer(self._parts[group], layer, at))

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.global_arrays import host_parts
+
 FORMAT = 1
 
 
@@ -17,9 +19,12 @@ class CorruptCheckpoint(Exception):
     """A checkpoint is not what was saved; the message says what is wrong with it."""
 
 
-def array_digest(array: np.ndarray) -> str:
-    """SHA-256 of the array's bytes in row-major order, as hexadecimal digits."""
-    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
+def array_digest(array: Any) -> str:
+    """SHA-256 of the array's bytes in row-major order, as hexadecimal digits; over several processes all must call."""
+    digest = hashlib.sha256()
+    for part in host_parts(array):
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def describe_files(root: Path) -> dict[str, str]:
@@ -48,18 +53,18 @@ def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 def describe_arrays(state: Any) -> dict[str, dict[str, Any]]:
     """Shape, dtype and digest of every array; brings each to the host in turn."""
-    described = {}
-    for name, leaf in named_leaves(state):
-        array = np.asarray(leaf)
-        described[name] = {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": array_digest(array)}
-    return described
+    return {
+        name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "sha256": array_digest(leaf)}
+        for name, leaf in named_leaves(state)
+    }
 
 
 def check_arrays(described: Mapping[str, Mapping[str, Any]], state: Any) -> None:
     """Raises CorruptCheckpoint naming the first array whose bytes are not those that were saved."""
-    for name, leaf in named_leaves(state):
-        if array_digest(np.asarray(leaf)) != described[name]["sha256"]:
-            raise CorruptCheckpoint(f"array {name} is not what was saved (its checksum differs)")
+    # All are read before one is refused: no process may stop reading while others go on.
+    bad = [name for name, leaf in named_leaves(state) if array_digest(leaf) != described[name]["sha256"]]
+    if bad:
+        raise CorruptCheckpoint(f"array {bad[0]} is not what was saved (its checksum differs)")
 
 
 def _text(body: Mapping[str, Any]) -> str:

@@ -9,7 +9,9 @@ On disk, under the store's directory:
     .saving-* .deleting-*     work in progress or left by a killed process: never read, removed by the next save
 
 A checkpoint is born by one rename, after its files are on the disk, and leaves by one rename before they are deleted,
-so a process may die at any moment. One process writes at a time; others may read.
+so a process may die at any moment. One run writes at a time; others may read. Where a run has several processes, all
+of them save and restore together, each its own part of the arrays, in a directory that all see; the first one does the
+rest.
 """
 
 import logging
@@ -38,6 +40,7 @@ from jaxrl_llm.checkpoints.manifest import (
     write_manifest,
 )
 from jaxrl_llm.types import Params, UserError
+from jaxrl_llm.world import World
 
 _NAME = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
 _MANIFEST = "manifest.json"
@@ -62,14 +65,16 @@ class CheckpointStore:
     """The checkpoints of one run in one directory, the newest `keep` of them kept.
 
     The state is any pytree of arrays whose paths are strings (a TrainState is one); `extras` is JSON saved in the same
-    atomic unit; `fingerprints` name what the state belongs to (config, tokenizer, dataset) by any strings.
+    atomic unit; `fingerprints` name what the state belongs to (config, tokenizer, dataset) by any strings. `world` are
+    the processes whose arrays these are.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, keep: int):
+    def __init__(self, directory: str | os.PathLike[str], *, keep: int, world: World | None = None):
         if keep < 1:
             raise UserError(f"checkpoint.keep is {keep}; at least the newest checkpoint must be kept")
         self._directory = Path(directory).absolute()
         self._keep = keep
+        self._world = world or World()
         self._log = logging.getLogger(__name__)
 
     def steps(self) -> list[int]:
@@ -85,34 +90,46 @@ class CheckpointStore:
         """
         check_json(extras)
         _check_finite(step, state)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
         unfinished = self._directory / f".saving-{step:08d}"
+        together, first = self._world.together, self._world.first
         try:
-            unfinished.mkdir()
-            with _checkpointer() as orbax:
+            with together("the checkpoint's folder", OSError):
+                if first:
+                    self._directory.mkdir(parents=True, exist_ok=True)
+                    self._remove_leftovers()
+                    unfinished.mkdir()
+            with together("the checkpoint's arrays", OSError, ValueError), _checkpointer() as orbax:
                 orbax.save(unfinished / _ARRAYS, args=ocp.args.PyTreeSave(_nested(state)))
-            body = {
-                "format": FORMAT,
-                "step": step,
-                "fingerprints": dict(fingerprints),
-                "extras": dict(extras),
-                "arrays": describe_arrays(state),
-                "files": describe_files(unfinished / _ARRAYS),
-            }
-            write_manifest(unfinished / _MANIFEST, body)
-            _sync_tree(unfinished)
-            earlier = [entry for entry in self._entries() if entry.step == step]
-            suffix = f".{earlier[-1].attempt + 1}" if earlier else ""
-            unfinished.rename(self._directory / f"step_{step:08d}{suffix}")
-            _sync(self._directory)
+            arrays = describe_arrays(state)
+            with together("the checkpoint's manifest", OSError, ValueError):
+                if first:
+                    body = {
+                        "format": FORMAT,
+                        "step": step,
+                        "fingerprints": dict(fingerprints),
+                        "extras": dict(extras),
+                        "arrays": arrays,
+                        "files": describe_files(unfinished / _ARRAYS),
+                    }
+                    write_manifest(unfinished / _MANIFEST, body)
+                    self._complete(step, unfinished)
         except (OSError, ValueError) as error:  # Orbax reports a full disk as ValueError
-            shutil.rmtree(unfinished, ignore_errors=True)
+            if first:
+                shutil.rmtree(unfinished, ignore_errors=True)
             raise UserError(
                 f"the checkpoint of step {step} could not be written to {self._directory}: {error}; "
                 f"free some space or check the directory. Earlier checkpoints are intact"
             ) from error
-        self._prune(step)
+        if first:
+            self._prune(step)
+
+    def _complete(self, step: int, unfinished: Path) -> None:
+        """The rename by which a checkpoint is born."""
+        _sync_tree(unfinished)
+        earlier = [entry for entry in self._entries() if entry.step == step]
+        suffix = f".{earlier[-1].attempt + 1}" if earlier else ""
+        unfinished.rename(self._directory / f"step_{step:08d}{suffix}")
+        _sync(self._directory)
 
     def restore_latest(self, abstract_state: Any, *, fingerprints: Mapping[str, str]) -> Restored | None:
         """The newest checkpoint whose every byte verifies, placed as `abstract_state` says; None if there is none.
@@ -125,9 +142,10 @@ class CheckpointStore:
         reasons = []
         for entry in reversed(self._entries()):
             try:
-                body = read_manifest(entry.path / _MANIFEST)
-                _check_fingerprints(entry.path, body["fingerprints"], fingerprints)
-                _check_arrays_wanted(entry.path, body["arrays"], abstract_state)
+                with self._world.together("a checkpoint's manifest", CorruptCheckpoint):
+                    body = read_manifest(entry.path / _MANIFEST)
+                    _check_fingerprints(entry.path, body["fingerprints"], fingerprints)
+                    _check_arrays_wanted(entry.path, body["arrays"], abstract_state)
                 state = self._read(entry.path, body, abstract_state)
             except CorruptCheckpoint as error:
                 reasons.append(f"{entry.path.name}: {error}")
@@ -193,7 +211,10 @@ class CheckpointStore:
 
         Files are verified before Orbax sees them (it may return wrong numbers for a flipped bit), arrays after.
         """
-        check_files(body["files"], path / _ARRAYS)
+        together = self._world.together
+        with together("a checkpoint's files", CorruptCheckpoint):
+            if self._world.first:
+                check_files(body["files"], path / _ARRAYS)
         nested = _nested(abstract)
         how = jax.tree.map(
             lambda x: (
@@ -204,14 +225,16 @@ class CheckpointStore:
             nested,
         )
         args = ocp.args.PyTreeRestore(item=nested, restore_args=how, partial_restore=True)
-        try:
-            with _checkpointer() as orbax:
-                restored = orbax.restore(path / _ARRAYS, args=args)
-        except Exception as error:  # whatever Orbax and TensorStore raise on damaged files: reported by the caller
-            raise CorruptCheckpoint(f"its arrays cannot be read ({type(error).__name__}: {error})") from error
+        with together("a checkpoint's arrays", CorruptCheckpoint):
+            try:
+                with _checkpointer() as orbax:
+                    restored = orbax.restore(path / _ARRAYS, args=args)
+            except Exception as error:  # whatever Orbax and TensorStore raise on damaged files: reported by the caller
+                raise CorruptCheckpoint(f"its arrays cannot be read ({type(error).__name__}: {error})") from error
         leaves = [_get(restored, name.split(".")) for name, _ in named_leaves(abstract)]
         state = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
-        check_arrays(body["arrays"], state)
+        with together("a checkpoint's checksums", CorruptCheckpoint):
+            check_arrays(body["arrays"], state)
         return state
 
     def _prune(self, saved_step: int) -> None:
@@ -254,9 +277,15 @@ def _nested(tree: Any) -> dict[str, Any]:
     return nested
 
 
+@jax.jit
+def _not_finite(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: jnp.sum(~jnp.isfinite(leaf)) for name, leaf in leaves.items()}
+
+
 def _check_finite(step: int, state: Any) -> None:
-    for name, leaf in named_leaves(state):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and (bad := int(jnp.size(leaf) - jnp.sum(jnp.isfinite(leaf)))):
+    numbers = {name: leaf for name, leaf in named_leaves(state) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    for name, bad in jax.device_get(_not_finite(numbers)).items():
+        if bad:
             raise UserError(
                 f"step {step} was not saved: {bad} numbers of {name} are not finite. "
                 f"Resume from the last checkpoint with a smaller optimizer.lr or with optimizer.clip_norm set"

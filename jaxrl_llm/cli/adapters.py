@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.checkpoints.peft import adapter_folder, read_peft
 from jaxrl_llm.cli.assemble import SamplerSetup, Setup, initial_params
 from jaxrl_llm.cli.kept import keep, kept, on_trainer
 from jaxrl_llm.config import RunConfig
+from jaxrl_llm.global_arrays import place
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.transformer import abstract_params, init_params, logical_axes
 from jaxrl_llm.train.state import shardings_of
@@ -33,7 +32,7 @@ def frozen_base(run_dir: Path, setup: Setup, *, resumed: bool) -> Params | None:
         return kept(path, setup, declared, "the frozen weights under this run's adapters")
     places = shardings_of(on_trainer(setup, declared))
     given = initial_params(setup)
-    base = init_params(model, config.seed, places) if given is None else jax.device_put(given, places)
+    base = init_params(model, config.seed, places) if given is None else place(given, places, may_alias=True)
     keep(path, setup, base)
     return base
 

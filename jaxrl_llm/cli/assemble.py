@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,7 @@ from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
 from jaxrl_llm.text.tokenizer import Tokenizer, WithSpareIds
 from jaxrl_llm.train.optimizer import for_batch
 from jaxrl_llm.types import Params, PromptTask, UserError
+from jaxrl_llm.world import World
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,14 @@ class SamplerSetup:
 
 @dataclass(frozen=True)
 class Setup(SamplerSetup):
-    """A checked run: besides, the data in tokens and the trainer's mesh."""
+    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it."""
 
     train_tasks: list[PromptTask]
     heldout_tasks: list[PromptTask]
     environment: SingleTurn
     trainer_mesh: Mesh
     reward_mesh: Mesh
+    world: World = field(default_factory=World)
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -73,17 +75,19 @@ class Setup(SamplerSetup):
         }
 
 
-def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> Setup:
+def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None, world: World | None = None) -> Setup:
     """Raises UserError for whatever in the configuration cannot work on this machine's files and devices.
 
-    Other `devices` than this machine's may be given, to compile for.
+    Other `devices` than this machine's may be given, to compile for. Several processes have a trainer alone, which
+    takes all their devices.
     """
+    world = world or World()
     check_algorithm(config)
     config, tokenizer, train, heldout = _with_tokenizer(config)
     completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
     config = config.model_copy(update={"optimizer": for_batch(config.optimizer, completions)})
     check_router(config)
-    for_trainer, for_sampler, for_rewards = _split(config, jax.devices() if devices is None else devices)
+    for_trainer, for_sampler, for_rewards = _split(config, jax.devices() if devices is None else devices, world)
     trainer_mesh = make_mesh(config.train.mesh, for_trainer)
     sampler_mesh = make_mesh(config.sampler.mesh, for_sampler)
     reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, for_rewards) if for_rewards else sampler_mesh
@@ -105,6 +109,7 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None) -> 
         trainer_mesh=trainer_mesh,
         reward_mesh=reward_mesh,
         engine=_engine(config, tokenizer, sampler_mesh),
+        world=world,
     )
 
 
@@ -154,8 +159,10 @@ def _engine(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, *, top_logprobs
     )
 
 
-def _split(config: RunConfig, devices: Sequence[jax.Device]) -> tuple[list[jax.Device], ...]:
+def _split(config: RunConfig, devices: Sequence[jax.Device], world: World) -> tuple[list[jax.Device], ...]:
     """The devices of trainer, sampler and a reward model's own mesh: those are the last ones."""
+    if world.count > 1:
+        return list(devices), sampler_devices(devices, config.sampler.mesh), []
     axes = config.rollout.reward_model.mesh
     if config.rollout.reward != "model" or axes is None:
         return *split_devices(devices, config.train.mesh, config.sampler.mesh), []

@@ -26,15 +26,20 @@ _COLUMNS = (
 
 
 class Progress:
-    """A live table of the latest steps on a terminal; elsewhere one line per evaluation and per ten seconds."""
+    """A live table of the latest steps on a terminal; elsewhere one line per evaluation and per ten seconds.
 
-    def __init__(self, title: str, *, steps: int, rows: int = 12):
-        self._console = Console(stderr=False, highlight=False)
+    A `quiet` one shows nothing.
+    """
+
+    def __init__(self, title: str, *, steps: int, rows: int = 12, quiet: bool = False):
+        self._console = Console(stderr=False, highlight=False, quiet=quiet)
         self._title, self._steps = title, steps
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=rows)
         self._eval: float | None = None
         self._printed = 0.0
-        self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+        self._live = (
+            Live(console=self._console, refresh_per_second=4) if self._console.is_terminal and not quiet else None
+        )
 
     def __enter__(self) -> "Progress":
         if self._live:

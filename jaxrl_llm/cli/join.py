@@ -136,6 +136,30 @@ def _sampling(config: RunConfig, temperature: float) -> Sampling:
     )
 
 
+def new_issuer(setup: Setup, extras: Mapping[str, Any]) -> GroupIssuer:
+    """The source of prompts, where a checkpoint's `extras` left it."""
+    config = setup.config
+    issuer = GroupIssuer(
+        PromptStream(setup.train_tasks, seed=config.data.seed),
+        PassRates(retire_at=config.algorithm.no_positive_resampling),
+    )
+    if extras:
+        issuer.restore(extras["issuer"])
+    return issuer
+
+
+class Saver:
+    """Checkpoints of the state together with the books."""
+
+    def __init__(self, setup: Setup, issuer: GroupIssuer, store: CheckpointStore, log: RunLog):
+        self._setup, self._issuer, self._store, self._log = setup, issuer, store, log
+
+    def __call__(self, step: int, state: TrainState, counters: Mapping[str, Any]) -> None:
+        extras = {"issuer": self._issuer.state(), "counters": dict(counters)}
+        self._store.save(step, state, extras, self._setup.fingerprints)
+        self._log.state("running", step=step, steps=self._setup.config.train.steps)
+
+
 class Joined:
     """The parts of one RL run, joined; holds no logic of its own."""
 
@@ -147,21 +171,15 @@ class Joined:
         base: Params | None,
         reference: Params | None,
         start: int,
-        extras: Mapping[str, Any],
-        store: CheckpointStore,
+        issuer: GroupIssuer,
+        save: Saver,
         log: RunLog,
         progress: Progress,
     ):
         config = setup.config
         rollout = config.rollout
-        self.setup, self.store, self.log, self.progress = setup, store, log, progress
+        self.setup, self.issuer, self._save, self.log, self.progress = setup, issuer, save, log, progress
         self.engine, self._base, self._reference = setup.engine, base, reference
-        self.issuer = GroupIssuer(
-            PromptStream(setup.train_tasks, seed=config.data.seed),
-            PassRates(retire_at=config.algorithm.no_positive_resampling),
-        )
-        if extras:
-            self.issuer.restore(extras["issuer"])
         self.slots = LagSlots(max_lag=rollout.max_lag, prompts_per_step=rollout.prompts_per_step)
         self.board = WeightBoard()
         self.worker = RolloutWorker(
@@ -222,7 +240,7 @@ class Joined:
             to_sampler=lambda trained: self.engine.load_params(self._policy(trained)),
             evaluate=self.evaluate,
             sample_records=self.sample_records,
-            save=self.save,
+            save=self._save,
             log=self.log,
             compute=Compute(
                 train_flops=lambda n: (
@@ -275,8 +293,3 @@ class Joined:
             }
             for group in groups[:_SAMPLES_KEPT]
         ]
-
-    def save(self, step: int, state: TrainState, counters: Mapping[str, Any]) -> None:
-        extras = {"issuer": self.issuer.state(), "counters": dict(counters)}
-        self.store.save(step, state, extras, self.setup.fingerprints)
-        self.log.state("running", step=step, steps=self.setup.config.train.steps)

@@ -10,7 +10,7 @@ from jaxrl_llm.types import Params, UserError
 
 def keep(path: Path, setup: Setup, params: Params) -> None:
     """Save `params` under `path`, a folder of the run directory."""
-    CheckpointStore(path, keep=1).save(0, {"params": params}, {}, setup.fingerprints)
+    CheckpointStore(path, keep=1, world=setup.world).save(0, {"params": params}, {}, setup.fingerprints)
 
 
 def on_trainer(setup: Setup, declared: tuple[Params, Params]) -> Params:
@@ -25,7 +25,7 @@ def kept(path: Path, setup: Setup, declared: tuple[Params, Params], what: str) -
     Raises UserError, saying `what` it holds, if it is gone, damaged, or another run's.
     """
     wanted = {"params": on_trainer(setup, declared)}
-    restored = CheckpointStore(path, keep=1).restore_latest(wanted, fingerprints=setup.fingerprints)
+    restored = CheckpointStore(path, keep=1, world=setup.world).restore_latest(wanted, fingerprints=setup.fingerprints)
     if restored is None:
         raise UserError(
             f"{path} is missing: it holds {what}; restore it from a copy, or start again in another --run-dir"

@@ -53,7 +53,11 @@ def sft(config: ConfigPath, overrides: Overrides = None, run_dir: RunDir = None)
     """Only the supervised warm-up: a checkpoint at step 0, from which `jaxrl train` goes on."""
     from jaxrl_llm.cli.training import run_training
 
-    run_training(config_room.load(config, overrides or ()), run_dir or Path("runs") / config.stem, reinforce=False)
+    outcome = run_training(
+        config_room.load(config, overrides or ()), run_dir or Path("runs") / config.stem, reinforce=False
+    )
+    if outcome == "interrupted":
+        raise typer.Exit(INTERRUPTED)
 
 
 Target = Annotated[

@@ -1,7 +1,9 @@
 """Opening a run directory: its lock, its configuration, the record of what it runs on."""
 
-import importlib.metadata
 import platform
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,15 @@ import jax
 import yaml
 
 from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
+from jaxrl_llm.cli.agreement import package_versions
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.config import differences, dump, validate
-from jaxrl_llm.metrics import write_json
+from jaxrl_llm.metrics import lock_run, write_json
 from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.sampler.jetstream import ENGINE_BASE
 from jaxrl_llm.types import UserError
 
-_PACKAGES = (
-    "jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "google-jetstream",
-    "sentencepiece", "tokenizers", "gguf", "numpy", "scipy",
-)  # fmt: skip
+_SHARED_FILE_S = 10.0
 
 
 def claim(run_dir: Path, setup: Setup) -> None:
@@ -43,6 +43,36 @@ def claim(run_dir: Path, setup: Setup) -> None:
     write_json(run_dir / "environment.json", _environment(setup))
 
 
+@contextmanager
+def opened(run_dir: Path, setup: Setup) -> Iterator[None]:
+    """The run directory locked and claimed, by the first process for all of them.
+
+    Raises UserError in all if it is in use or another run's, and in those that do not see it.
+    """
+    with ExitStack() as stack:
+        with setup.world.together("opening the run directory"):
+            if setup.world.first:
+                stack.enter_context(lock_run(run_dir))
+                claim(run_dir, setup)
+        with setup.world.together("looking for the run directory"):
+            if not setup.world.first and not _appears(run_dir / "environment.json"):
+                raise UserError(
+                    f"run directory {run_dir}, made by process 0, is not there in process {setup.world.index}; put it "
+                    "on a file system that all processes share"
+                )
+        yield
+
+
+def _appears(path: Path) -> bool:
+    """Network file systems may show a new file only after a while."""
+    deadline = time.monotonic() + _SHARED_FILE_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 def _hub_commits(setup: Setup) -> dict[str, str]:
     """The commits that the configuration's `hub:` names stand for in the cache, by name."""
     config = setup.config
@@ -54,20 +84,15 @@ def _hub_commits(setup: Setup) -> dict[str, str]:
 
 
 def _environment(setup: Setup) -> dict[str, Any]:
-    def version(package: str) -> str | None:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
     config = setup.config
     attention = choose_attention(config.model, setup.trainer_mesh, share_prompts=config.train.share_prompts)
     return {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "packages": {package: version(package) for package in _PACKAGES},
+        "packages": package_versions(),
         "engine_base": ENGINE_BASE,
         "backend": jax.default_backend(),
+        "processes": setup.world.count,
         "devices": [f"{d.device_kind} {d.id}" for d in jax.devices()],
         "trainer_devices": [d.id for d in setup.trainer_mesh.devices.flat],
         "sampler_devices": [d.id for d in setup.engine.mesh.devices.flat],

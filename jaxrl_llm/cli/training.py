@@ -9,23 +9,25 @@ from typing import Any
 
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.adapters import frozen_base
+from jaxrl_llm.cli.agreement import check_setups, config_facts
 from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
 from jaxrl_llm.cli.console import Progress
-from jaxrl_llm.cli.devices import configure_jax
-from jaxrl_llm.cli.join import Joined
+from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
+from jaxrl_llm.cli.join import Joined, Saver, new_issuer
 from jaxrl_llm.cli.reference import reference_policy
 from jaxrl_llm.cli.reward import OpenedRewardModel, open_reward_model
-from jaxrl_llm.cli.run_dir import claim
+from jaxrl_llm.cli.run_dir import opened
 from jaxrl_llm.cli.warm_up import warm_up
-from jaxrl_llm.config import RunConfig
-from jaxrl_llm.metrics import RunLog, lock_run
+from jaxrl_llm.config import DistributedConfig, RunConfig
+from jaxrl_llm.metrics import NoLog, RunLog
 from jaxrl_llm.report.fitting import fit_run
 from jaxrl_llm.report.html import write_report
 from jaxrl_llm.report.summary import summarise
 from jaxrl_llm.train.loop import Counters, Outcome, Schedule, run_loop
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.state import TrainState, abstract_state, state_from_params
+from jaxrl_llm.types import UserError
 
 
 def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
@@ -34,16 +36,27 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     With `reinforce` False only the supervised warm-up runs. Raises UserError before anything is written if the
     configuration, the files or the devices do not fit, and RunFailedError if training cannot go on.
     """
-    configure_jax(config.device)
-    setup = assemble(config)
-    judge = open_reward_model(setup) if config.rollout.reward == "model" else None
-    lock = lock_run(run_dir)
-    try:
-        claim(run_dir, setup)
-        with _stop_signals() as stop_requested:
-            return _run(setup, judge, run_dir, stop_requested, reinforce=reinforce)
-    finally:
-        lock.close()
+    place = own_place(config.device)
+    if reinforce and place.count > 1:
+        raise UserError(
+            f"jaxrl train over {place.count} processes cannot work yet: rollouts arrive in the one process that "
+            "samples, and a sampler of its own for several trainer processes does not exist; run `jaxrl sft` over "
+            "several processes, or train in one"
+        )
+    # What is left of the configuration is one and the same in all processes.
+    config, device = _without_processes(config), config.device
+    configure_jax(device)
+    world = join_processes(device, place, config_facts(config) if place.count > 1 else {})
+    with world.together("checking the configuration"):
+        setup = assemble(config, world=world)
+    check_setups(world, setup)
+    judge = open_reward_model(setup) if config.rollout.reward == "model" and reinforce else None
+    with opened(run_dir, setup), _stop_signals() as asked:
+        return _run(setup, judge, run_dir, lambda: world.any_process(asked()), reinforce=reinforce)
+
+
+def _without_processes(config: RunConfig) -> RunConfig:
+    return config.model_copy(update={"device": config.device.model_copy(update={"distributed": DistributedConfig()})})
 
 
 @contextmanager
@@ -73,8 +86,8 @@ def _run(
     *,
     reinforce: bool,
 ) -> str:
-    config = setup.config
-    store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep)
+    config, world = setup.config, setup.world
+    store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep, world=world)
     optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
     how = {
         "mesh": setup.trainer_mesh,
@@ -87,9 +100,10 @@ def _run(
     abstract = abstract_state(config.model, optimizer, **how)
     restored = store.restore_latest(abstract, fingerprints=setup.fingerprints)
     start, state, extras = restored if restored else (0, None, {})
-    log = RunLog(run_dir, resume_step=start if restored else -1)
+    with world.together("opening the records"):
+        log = RunLog(run_dir, resume_step=start if restored else -1) if world.first else NoLog()
     try:
-        with Progress(run_dir.name, steps=config.train.steps) as progress:
+        with Progress(run_dir.name, steps=config.train.steps, quiet=not world.first) as progress:
             if restored and not reinforce:
                 progress.say(f"the warm-up of {run_dir} is done; jaxrl train goes on from step {start}")
                 return "finished"
@@ -104,13 +118,15 @@ def _run(
             elif start:
                 progress.say(f"going on from the checkpoint of step {start}")
             reference = reference_policy(run_dir, setup, None if restored else state.params)
-            environment = setup.environment if judge is None else judge.environment()
-            joined = Joined(setup, environment, state, base, reference, start, extras, store, log, progress)
+            issuer = new_issuer(setup, extras)
+            save = Saver(setup, issuer, store, log)
             if not restored:
-                joined.save(0, state, {})
+                save(0, state, {})
             if not reinforce:
                 log.state("finished", step=0, steps=0, message="supervised warm-up only")
                 return "finished"
+            environment = setup.environment if judge is None else judge.environment()
+            joined = Joined(setup, environment, state, base, reference, start, issuer, save, log, progress)
             return _reinforce(joined, state, start, extras, run_dir, stop_requested)
     finally:
         log.close()

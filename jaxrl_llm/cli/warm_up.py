@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+import jax
+
 from jaxrl_llm.cli.adapters import starting_params
 from jaxrl_llm.cli.assemble import Setup, supervised_examples
 from jaxrl_llm.cli.console import Progress
@@ -51,12 +53,16 @@ def warm_up(
     draw, shape = supervised_examples(setup), packed_shape(config, config.sft.examples_per_step)
     likelihood = Algorithm(bind("reinforce"))
     step_function = build_train_step(setup, rates, likelihood, total_steps=steps, shape=shape, base=base)
+    setup.world.gather(
+        "compiling", ""
+    )  # whoever compiled fast would give up on a collective that others have not begun
     said = time.monotonic()
     for step in range(1, steps + 1):
         state, metrics = step_function(state, pack(supervised(*draw(step)), shape))
-        if plain(metrics["skipped"]):
+        found = jax.device_get({name: metrics[name] for name in ("skipped", "loss", "grad_norm")})
+        if found["skipped"]:
             raise RunFailedError(f"warm-up step {step}: the loss or the gradient is not finite; lower sft.lr")
-        record = {"step": step, "loss": plain(metrics["loss"]), "grad_norm": plain(metrics["grad_norm"])}
+        record = {"step": step, "loss": plain(found["loss"]), "grad_norm": plain(found["grad_norm"])}
         log.supervised(record)
         if step == steps or time.monotonic() - said > _SAY_EVERY_S:
             said = time.monotonic()

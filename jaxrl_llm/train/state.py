@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxrl_llm.config import LoraConfig, ModelConfig
+from jaxrl_llm.global_arrays import place
 from jaxrl_llm.models.lora import init_adapters, trainable
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sharding import param_shardings, placed, replicated
@@ -126,7 +127,7 @@ def shardings_of(abstract: Any) -> Any:
 
 def _with_optimizer(params: Params, optimizer: optax.GradientTransformation, abstract: TrainState) -> TrainState:
     init = jax.jit(lambda p: optimizer.init(as_float32(p)), out_shardings=shardings_of(abstract.opt_state))
-    step = jax.device_put(np.zeros((), np.int32), abstract.step.sharding)
+    step = place(np.zeros((), np.int32), abstract.step.sharding)
     return TrainState(step=step, params=params, opt_state=init(params))
 
 
@@ -175,11 +176,11 @@ def state_from_params(
             raise UserError(f"weight {name} has shape {given[name].shape}, the model wants {x.shape}; check `model`")
 
     def copied(tree: Params, like: Params) -> Params:
-        return jax.tree.map(lambda x, a: jax.device_put(x.astype(a.dtype), a.sharding, may_alias=False), tree, like)
+        return place(jax.tree.map(lambda x, a: x.astype(a.dtype), tree, like), shardings_of(like))
 
     copies = copied(params, abstract.params)
     state = _with_optimizer(copies, optimizer, abstract)
     places = shardings_of((abstract.critic, abstract.entropy, abstract.norms))
-    others = jax.device_put(_beside(model, **beside), places)
+    others = place(_beside(model, **beside), places)
     average = copied(copies, abstract.ema) if averages else None
     return replace(state, critic=others[0], entropy=others[1], norms=others[2], ema=average)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from jaxrl_llm.config import LoraConfig, ModelConfig
+from jaxrl_llm.global_arrays import place
 from jaxrl_llm.losses import metrics
 from jaxrl_llm.losses.entropy import adapt_alpha, applied_alpha
 from jaxrl_llm.models.lora import attach, trainable
@@ -52,6 +53,7 @@ class TrainStep:
 
     jitted: Any
     mesh: Mesh
+    batch_shardings: TrainBatch
     reference: Params | None = None
     base: Params | None = None
 
@@ -62,11 +64,17 @@ class TrainStep:
     def lower(self, state: TrainState, batch: TrainBatch) -> jax.stages.Lowered:
         """The step lowered for these shapes; with abstract values (`reference` and `base` too) its devices need not be
         here."""
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
         return self.jitted.lower(state, batch, self.reference, self.base)
 
     def __call__(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-        """Raises UserError before anything is compiled if the mesh does not divide the rows or their length."""
+        """On a mesh of several processes each gives the same batch and keeps its own part of it.
+
+        Raises UserError before anything is compiled if the mesh does not divide the rows or their length.
+        """
         check_rows(self.mesh, batch.tokens.shape[-2:], "train.microbatch_rows", "train.row_length")
+        if self.mesh.is_multi_process:
+            batch = place(batch, self.batch_shardings)
         return self.jitted(state, batch, self.reference, self.base)
 
 
@@ -297,7 +305,7 @@ def make_train_step(
         ),
         out_shardings=(shardings, whole),
     )
-    return TrainStep(jitted=jitted, mesh=mesh, reference=reference, base=base)
+    return TrainStep(jitted=jitted, mesh=mesh, batch_shardings=batch_shardings, reference=reference, base=base)
 
 
 def _base_shardings(model: ModelConfig, mesh: Mesh, lora: LoraConfig | None) -> Any:
@@ -316,6 +324,7 @@ def make_score(
     """`score(params, tokens, targets, positions, segment_ids) -> logprobs`, all [B T], as the train step sees them.
 
     `params` are what is trained: with `lora` the adapters of `base`, which are not merged here.
+    On a mesh of several processes each gives the same rows; the result is theirs together (global_arrays.to_host).
     Raises UserError before anything is compiled if the mesh does not divide the rows.
     """
     rows = rows_sharding(mesh)
@@ -332,6 +341,9 @@ def make_score(
 
     def score(params, tokens_BT, targets_BT, positions_BT, segment_ids_BT):
         check_rows(mesh, tokens_BT.shape, "rows to score", "tokens of a row to score")
-        return jitted(params, base, tokens_BT, targets_BT, positions_BT, segment_ids_BT)
+        fields = (tokens_BT, targets_BT, positions_BT, segment_ids_BT)
+        if mesh.is_multi_process:
+            fields = place(fields, (rows,) * 4)
+        return jitted(params, base, *fields)
 
     return score
