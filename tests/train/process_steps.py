@@ -24,7 +24,7 @@ def main(port, index, count, axes, folder):
     mesh = make_mesh(axes, jax.devices())
     assert mesh.is_multi_process
     how = {"mesh": mesh, "temperature": TEMPERATURE, "head_chunk": HEAD_CHUNK}
-    step = make_train_step(MODEL, ADAMW, CISPO, remat=False, **how)
+    step = make_train_step(MODEL, ADAMW, CISPO, remat="none", **how)
     params = dict(np.load(folder / "params.npz"))
     params = (
         {"layers": {}}
