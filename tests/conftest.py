@@ -9,8 +9,10 @@ _COMPILED = tempfile.TemporaryDirectory(prefix="jaxrl-compiled-")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# Nearly all of the suite's time is XLA compiling programs that then run for milliseconds.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+# Nearly all of the suite's time is XLA compiling programs that then run for milliseconds. Without the newer emitters of
+# fusions it takes a third less.
+_FAST_TO_COMPILE = " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + _FAST_TO_COMPILE
 
 import jax
 import pytest
