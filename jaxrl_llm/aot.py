@@ -86,6 +86,7 @@ def topology(name: str) -> Topology:
         if kind in _GPUS:
             return _gpus(name, *_GPUS[kind], shape)
         found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    # JAX's own words where a platform's compiler is missing: RuntimeError for TPU, NotImplementedError for GPU.
     except (JaxRuntimeError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, JaxRuntimeError):
             raise UserError(f"topology {name} is refused by the compiler: {_first_line(error)}") from None
@@ -113,7 +114,7 @@ def compile_program(name: str, lower: Callable[[], jax.stages.Lowered], where: T
     start = time.monotonic()
     try:
         compiled = lower().compile(where.compiler_options)
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # JAX's, of a kernel without a form for this platform
         raise UserError(f"the {name} cannot be compiled for {where.name}: {_first_line(error)}") from None
     except RuntimeError as error:
         if "cuDNN is not detected" in str(error):

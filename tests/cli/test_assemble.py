@@ -76,3 +76,11 @@ def test_every_key_of_the_sampler_reaches_it(tiny):
     scheduler = Joined._scheduler(SimpleNamespace(setup=SimpleNamespace(config=config), engine=engine), params, 3)
     assert (scheduler._refill, scheduler._recompute_kv, scheduler.version) == (5, True, 3)
     assert _sampling(config, 1.0).repetition_limit == 7
+
+
+def test_the_rate_of_a_run_is_that_of_its_batch(tiny):
+    config = load(tiny, ["optimizer.lr=0.01"])
+    completions = config.rollout.prompts_per_step * config.rollout.group_size
+    scaled = assemble(load(tiny, ["optimizer.lr=0.01", f"optimizer.lr_batch={4 * completions}"])).config.optimizer
+    assert (scaled.lr, scaled.lr_batch) == (pytest.approx(0.005), None)
+    assert assemble(config).config.optimizer.lr == 0.01

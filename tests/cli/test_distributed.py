@@ -159,11 +159,10 @@ def start(count, command, *arguments, each=((), ())):
     started = []
     for index in range(count):
         places = {"JAXRL_COORDINATOR": address, "JAXRL_PROCESSES": str(count), "JAXRL_PROCESS_ID": str(index)}
-        flags = os.environ["XLA_FLAGS"] + " --xla_cpu_use_fusion_emitters=false"  # compiles faster
         started.append(
             subprocess.Popen(
                 [*COMMAND, command, *map(str, arguments), *each[min(index, 1)]],
-                env=os.environ | places | {"XLA_FLAGS": flags},
+                env=os.environ | places,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

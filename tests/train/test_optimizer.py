@@ -138,6 +138,29 @@ def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw():
             np.testing.assert_allclose(-(matrix / scale), u * found @ vt, atol=2e-3)
 
 
+def test_muons_momentum_is_what_it_remembers():
+    params, first, second = drawn(0), drawn(1), drawn(2)
+
+    def second_update(momentum):
+        config = OptimizerConfig(kind="muon", lr=1.0, warmup_steps=0, weight_decay=0.0, momentum=momentum)
+        optimizer = make_optimizer(config, total_steps=9)
+
+        @jax.jit
+        def both(params):
+            _, state = optimizer.update(first, optimizer.init(params), params, step=1)
+            return optimizer.update(second, state, params, step=2)[0], optimizer.update(
+                second, optimizer.init(params), params, step=2
+            )[0]
+
+        after, fresh = both(params)
+        return np.asarray(after["layers"]["q"]), np.asarray(fresh["layers"]["q"])
+
+    forgetful, fresh = second_update(0.0)
+    np.testing.assert_allclose(forgetful, fresh, atol=1e-6)
+    remembering, fresh = second_update(0.9)
+    assert np.abs(remembering - fresh).max() > 0.1
+
+
 def test_every_layer_matrix_has_inputs_and_outputs():
     axes = matrix_axes(abstract_params(MODEL))
     assert (axes["layers"]["o"], axes["layers"]["q"]) == (((1, 2), (3,)), ((1,), (2, 3)))

@@ -1,7 +1,6 @@
 """Real processes on this machine's loopback: the same numbers whatever their number."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -35,11 +34,8 @@ def folder(tmp_path_factory, host_params):
     for count, axes in MESHES.items():
         port = str(free_port())
         for index in range(count):
-            # XLA's older emitters compile this three times faster.
-            flags = os.environ["XLA_FLAGS"] + " --xla_cpu_use_fusion_emitters=false"
-            environment = os.environ | {"XLA_FLAGS": flags}
             command = [sys.executable, PROGRAM, port, str(index), str(count), json.dumps(axes), folder]
-            how = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             started.append(subprocess.Popen(command, **how))
     try:
         for process in started:
