@@ -44,7 +44,9 @@ def theirs(base, adapter):
 def test_peft_computes_the_same_from_what_we_write(name, tmp_path):
     write_folder(tmp_path / "base", name, layout="saved")
     folder = open_hf(tmp_path / "base")
-    model, lora = folder.model, LoraConfig(rank=3, alpha=4.5, rslora=name == "qwen3")
+    model = folder.model
+    targets = LoraConfig().targets if model.experts is None else ("q", "k", "v", "o")
+    lora = LoraConfig(rank=3, alpha=4.5, targets=targets, rslora=name == "qwen3")
     rng = np.random.default_rng(0)
     adapters = jax.tree.map(lambda x: 0.2 * rng.standard_normal(x.shape, np.float32), trainable(model, lora)[0])
     write_peft(tmp_path / "adapter", model, lora, adapters, base=None)
@@ -54,7 +56,7 @@ def test_peft_computes_the_same_from_what_we_write(name, tmp_path):
 
     params = jax.tree.map(jnp.asarray, attach(read_hf_params(folder), adapters, lora))
     wanted, loaded = theirs(tmp_path / "base", tmp_path / "adapter")
-    assert len(loaded) == 2 * 7 * model.layers
+    assert len(loaded) == 2 * len(targets) * model.layers
     for tokens, want in zip(TOKENS, wanted, strict=True):
         row = np.array([tokens], np.int32)
         hidden = forward(model, params, row, np.arange(len(tokens), dtype=np.int32)[None], np.ones_like(row))[0]
