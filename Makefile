@@ -61,7 +61,7 @@ check: dev
 	$(BIN)/lint-imports
 
 test: check smollm2-weights
-	$(BIN)/python -m pytest -q -m "not slow and not reference"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not reference"
 
 test-slow: dev smollm2-weights
 	$(BIN)/python -m pytest -q -m "slow and not aot"

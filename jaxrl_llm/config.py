@@ -628,6 +628,11 @@ class TrainConfig(Section):
         "none",
         description="what the backward pass works out again of each layer's forward pass, less memory for more work: none; dots: all but matrix products; dots_no_batch: attention too, but no product with weights; full: everything (experts and attention kernels are worked out again by all but none)",
     )
+    unroll_layers: Int = Field(
+        1,
+        gt=0,
+        description="layers compiled as one turn of the loop over them: 1 compiles fastest, and as fast for any depth; more of them save copies, which counts where a model is small",
+    )
     gradient_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="dtype in which gradients of several microbatches are added up; a single microbatch's are not kept twice",

@@ -75,6 +75,7 @@ def make_step(
         temperature=config.rollout.temperature,
         head_chunk=config.train.head_chunk,
         remat=config.train.remat,
+        unroll=config.train.unroll_layers,
         share_prompts=config.train.share_prompts,
         gradient_dtype=config.train.gradient_dtype,
         spikes=spike_rule(rates.skip_norm_factor),
