@@ -190,7 +190,11 @@ class ModelConfig(Section):
     max_context: Int = Field(64, gt=1, description="longest prompt plus completion, in tokens")
     param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the trainer's parameters")
     compute_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of activations; the head is float32 always"
+        "float32", description="dtype of activations; the head has head_dtype"
+    )
+    head_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="dtype of the output head's products and logits, in trainer and sampler: float32 at the highest precision; bfloat16 is the ablation of ScaleRL, refused with a `recipe`",
     )
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
         "auto",
@@ -699,6 +703,9 @@ class DeviceConfig(Section):
 class RunConfig(Section):
     """Everything a run depends on."""
 
+    recipe: str | None = Field(
+        None, description="the published recipe that this is; null where it is none, or one with a part taken out"
+    )
     seed: Int = Field(0, ge=0, lt=2**31, description="seed of initialisation and sampling")
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
@@ -879,6 +886,11 @@ def _check_together(config: RunConfig, where: str) -> None:
     def refuse(message: str) -> None:
         raise UserError(f"{message} (in {where})")
 
+    if config.recipe is not None and config.model.head_dtype != "float32":
+        refuse(
+            f"model.head_dtype = {config.model.head_dtype} is an ablation, and recipe {config.recipe} has a float32 "
+            "head; set recipe=null to run it all the same, or leave the key out"
+        )
     if rollout.group_size == 1 and algorithm.compares:
         refuse(
             f"rollout.group_size = 1: baseline {algorithm.baseline}, normalisation {algorithm.normalisation} and "

@@ -276,6 +276,7 @@ class Joined:
             "prompts": len(groups),
             "samples": config.eval.samples,
             "truncation_rate": float(np.mean([e.completion.finish == "length" for e in episodes])),
+            "head_dtype": config.model.head_dtype,
             "mismatch_max": highest,
             "mismatch_mean": mean,
         }

@@ -125,7 +125,7 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per completion")] = False,
 ) -> None:
     """Sample a policy: --prompt, --file, or line by line from the terminal or a pipe."""
-    from jaxrl_llm.cli.console import write
+    from jaxrl_llm.cli.console import ablations, write
     from jaxrl_llm.cli.policy import open_policy
     from jaxrl_llm.cli.sampling import SampleOptions, converse, read_prompts, sample_prompts, text_prompt, typed_lines
 
@@ -134,7 +134,8 @@ def sample(
     stops = tuple(stop or ())
     options = SampleOptions(max_new_tokens, temperature, top_p, top_k, min_p, stops, seed, n, logprobs, as_json)
     policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights, ema=ema)
-    print(f"sampling with {policy.origin}", file=sys.stderr, flush=True)
+    for line in (f"sampling with {policy.origin}", *ablations(policy.setup.config.model)):
+        print(line, file=sys.stderr, flush=True)
     if prompt is None and file is None:
         converse(policy, options, typed_lines(sys.stdin), write)
     else:

@@ -12,7 +12,7 @@ from jaxrl_llm.cli.adapters import frozen_base
 from jaxrl_llm.cli.agreement import check_setups, config_facts
 from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
-from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.console import Progress, ablations
 from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
 from jaxrl_llm.cli.join import Joined, Saver, new_issuer
 from jaxrl_llm.cli.reference import reference_policy
@@ -104,6 +104,8 @@ def _run(
         log = RunLog(run_dir, resume_step=start if restored else -1) if world.first else NoLog()
     try:
         with Progress(run_dir.name, steps=config.train.steps, quiet=not world.first) as progress:
+            for words in ablations(config.model):
+                progress.say(words)
             if restored and not reinforce:
                 progress.say(f"the warm-up of {run_dir} is done; jaxrl train goes on from step {start}")
                 return "finished"

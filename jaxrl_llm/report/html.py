@@ -100,6 +100,8 @@ def _warnings(run: RunFiles, summary: Mapping[str, Any], main: Forecast) -> list
         and summary["lag_max"] > summary["lag_bound"]
     ):
         found.append(f"The lag reached {summary['lag_max']}, beyond its bound {summary['lag_bound']}.")
+    if (head := run.environment.get("head_dtype", "float32")) != "float32":
+        found.append(f"Ablation: the output head computed in {head}, in trainer and sampler.")
     if (summary["truncation_rate"] or 0) > 0.10:
         found.append(
             f"{summary['truncation_rate']:.1%} of the completions were truncated; 10 to 15 % precede instability."
