@@ -313,5 +313,6 @@ def _tasks(config: RunConfig, tokenizer: Tokenizer, problems: Sequence[Problem])
                 f"answer {problem.answer!r} ({problem.task_id}) needs {needed} tokens with its end, more than "
                 f"rollout.max_new_tokens = {rollout.max_new_tokens}; raise it"
             )
-        tasks.append(PromptTask(problem.task_id, np.array(ids, np.int32), problem.prompt, problem.answer))
+        tokens, source = np.array(ids, np.int32), config.data.task
+        tasks.append(PromptTask(problem.task_id, tokens, problem.prompt, problem.answer, source, rollout.reward))
     return tasks

@@ -60,7 +60,7 @@ def test_the_judge_trains_and_the_answer_says_what_is_correct():
     plain = SingleTurn(
         decode=lambda ids: "".join(map(chr, ids)), score=score, penalty=lambda tokens, correct: -10.0 * correct
     )
-    task = PromptTask("t", np.zeros(1, np.int32), "question", "yes")
+    task = PromptTask("t", np.zeros(1, np.int32), "question", "yes", "s", "exact")
     made = [completion("yes", "stop"), completion("no", "stop"), completion("yes", "length"), completion("yes", "stop")]
     rewards = [episode.reward for episode in plain.judged_by(judge).episodes(task, made)]
     assert [r.value for r in rewards[:3]] == [1.5 - 10, 1.0, 1.5]

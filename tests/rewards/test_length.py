@@ -30,7 +30,7 @@ def reward_of(text, *, only_correct=False, finish="stop"):
     environment = SingleTurn(decode=lambda ids: "".join(map(chr, ids)), score=score, penalty=penalty)
     ids = np.array([*map(ord, text), *([0] if finish == "stop" else [])], np.int32)
     completion = Completion(ids, np.zeros(len(ids)), np.zeros(len(ids), np.int32), np.zeros(len(ids), bool), finish)
-    return environment.episodes(PromptTask("t", ids[:1], "", text.strip("x")), [completion])[0].reward
+    return environment.episodes(PromptTask("t", ids[:1], "", text.strip("x"), "s", "exact"), [completion])[0].reward
 
 
 def test_an_environment_adds_the_penalty_and_shows_it():

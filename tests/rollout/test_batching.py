@@ -18,7 +18,7 @@ from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PromptTask, Rewar
 
 def group(group_id, rewards, lengths, *, failed=(), truncated=()):
     """A group whose i-th completion has lengths[i] tokens 10*i+1, 10*i+2, ... and log-probabilities -0.1, -0.2, ..."""
-    task = PromptTask(f"task{group_id}", np.array([7, 8, 9], np.int32), "p", "a")
+    task = PromptTask(f"task{group_id}", np.array([7, 8, 9], np.int32), "p", "a", "s", "exact")
     episodes = []
 
     def finish(i):
