@@ -1,5 +1,4 @@
-"""What trains: the weighted parts of a run's rewards, checked before anything is written; a reward model is loaded when RL
-begins."""
+"""What trains: the weighted parts of a run's rewards, checked before anything is written."""
 
 import threading
 from collections.abc import Sequence

@@ -18,13 +18,14 @@ def format_reward(
 
 
 def follows(text: str, *, opened_in_prompt: bool, boxed: bool) -> bool:
-    r"""Whether a text is `<think>` thoughts `</think>` answer, each tag once, neither thoughts nor answer empty, nothing
-    before; without the first tag where the prompt ended with it. With `boxed` the answer holds a \boxed{}."""
-    text = text if opened_in_prompt else text.lstrip()
+    r"""Whether a text is `<think>` thoughts `</think>` answer: each tag once, neither thoughts nor answer empty, nothing
+    before. Where the prompt ended with the first tag the text begins behind it. With `boxed` the answer holds a
+    \boxed{}.
+    """
     if not opened_in_prompt:
-        if not text.startswith("<think>"):
+        if not text.lstrip().startswith("<think>"):
             return False
-        text = text.removeprefix("<think>")
+        text = text.lstrip().removeprefix("<think>")
     thoughts, closed, answer = text.partition("</think>")
     if not closed or "<think>" in text or "</think>" in answer:
         return False

@@ -151,7 +151,7 @@ def _verified(stated: str, answer: str) -> bool:
     given = _parsed(stated) if wanted else []
     if not wanted or not given:
         return False
-    return bool(verify(wanted, given, timeout_seconds=None, allow_set_relation_comp=True))
+    return bool(verify(wanted, given, timeout_seconds=0, allow_set_relation_comp=True))
 
 
 @functools.lru_cache(maxsize=64)
@@ -159,4 +159,4 @@ def _parsed(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
     exact = _DECIMAL.sub(lambda m: rf"\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
-    return parse(f"${exact}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+    return parse(f"${exact}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=0)
