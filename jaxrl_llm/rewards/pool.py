@@ -7,6 +7,7 @@ number of times; then it has failed.
 
 import contextlib
 import json
+import math
 import queue
 import socket
 import subprocess
@@ -111,40 +112,30 @@ class WorkerPool:
 
     def _work(self) -> None:
         worker: _Worker | None = None
-        try:
-            while (queued := self._jobs.get()) is not None:
-                try:
-                    worker = worker or self._fork()
-                    outcome = worker.call(queued.job, self._timeout_s)
-                except _WorkerLostError as error:
-                    self._end(worker)
-                    worker = None
-                    self._again(queued, str(error))
-                except BaseException as error:
-                    queued.result.set_exception(error)
-                else:
-                    queued.result.set_result(outcome)
-                    if worker.spent:
-                        self._end(worker)
-                        worker = None
-        finally:
-            self._end(worker)
+        while (queued := self._jobs.get()) is not None:
+            try:
+                if worker is None or worker.spent:
+                    worker = self._fork(instead_of=worker)
+                outcome = worker.call(queued.job, self._timeout_s)
+            except _WorkerLostError as error:
+                self._again(queued, str(error))
+            except BaseException as error:
+                queued.result.set_exception(error)
+            else:
+                queued.result.set_result(outcome)
+        if worker is not None and self._forker is not None:
+            self._forker.end(worker)
 
     def _again(self, queued: _Queued, reason: str) -> None:
         queued.tries += 1
         if queued.tries <= self._retries:
             self._jobs.put(queued)
         else:
-            queued.result.set_result(Outcome(float("nan"), reason))
+            queued.result.set_result(Outcome(math.nan, reason))
 
-    def _fork(self) -> "_Worker":
+    def _fork(self, *, instead_of: "_Worker | None") -> "_Worker":
         assert self._forker is not None
-        return self._forker.fork()
-
-    def _end(self, worker: "_Worker | None") -> None:
-        if worker is not None and self._forker is not None:
-            worker.connection.close()
-            self._forker.kill(worker)
+        return self._forker.fork(instead_of)
 
 
 class _WorkerLostError(Exception):
@@ -152,12 +143,16 @@ class _WorkerLostError(Exception):
 
 
 class _Worker:
+    """A worker and our end of its socket. `spent` is one that must be replaced before the next job."""
+
     def __init__(self, connection: socket.socket, pid: int, generation: int):
         self.connection, self.pid, self.generation = connection, pid, generation
-        self.jobs, self.spent = 0, False
+        self.spent = False
+        self._jobs = 0
 
     def call(self, job: Job, timeout_s: float) -> Outcome:
-        self.jobs += 1
+        self._jobs += 1
+        self.spent = True  # unless it answers
         until = time.monotonic() + timeout_s
 
         def receive(most: int) -> bytes:
@@ -167,14 +162,14 @@ class _Worker:
         try:
             self.connection.settimeout(timeout_s)
             send_frame(self.connection, {"function": job.function, "arguments": dict(job.arguments)})
-            reply = receive_frame(self.connection, receive, _LONGEST_REPLY)
+            reply = receive_frame(receive, _LONGEST_REPLY)
         except TimeoutError:
             raise _WorkerLostError(f"it took more than {timeout_s:g} s") from None
         except (OSError, EOFError, ValueError):  # the last is what a dying process left of a reply
             raise _WorkerLostError("its process died") from None
-        self.spent = "memory" in reply or self.jobs == _JOBS_PER_WORKER
+        self.spent = "memory" in reply or self._jobs == _JOBS_PER_WORKER
         if (failed := reply.get("failed")) is not None:
-            return Outcome(float("nan"), failed)
+            return Outcome(math.nan, failed)
         return Outcome(float(reply["value"]))
 
 
@@ -185,42 +180,50 @@ class _Forker:
         self._start = {"functions": dict(functions), "memory_mb": memory_mb}
         self._lock = threading.Lock()
         self._generation = 0
-        self._process, self._control = self._begin()
+        self._process: subprocess.Popen[bytes]
+        self._control: socket.socket
+        self._begin()
 
-    def fork(self) -> _Worker:
-        """A new worker. Raises RuntimeError if there is none to be had."""
+    def fork(self, instead_of: _Worker | None = None) -> _Worker:
+        """A new worker; another one is killed in its favour. Raises RuntimeError if there is none to be had."""
         with self._lock:
             for _ in range(3):
                 ours, theirs = socket.socketpair()
                 try:
-                    socket.send_fds(self._control, [b'{"do": "fork"}'], [theirs.fileno()])
+                    socket.send_fds(self._control, [self._command("fork", instead_of)], [theirs.fileno()])
                     reply = self._reply()
+                    if instead_of is not None:
+                        instead_of.connection.close()
                     return _Worker(ours, reply["pid"], self._generation)
                 except (OSError, EOFError):
                     ours.close()
                     self._stop()
                     self._generation += 1
-                    self._process, self._control = self._begin()
+                    self._begin()
                 finally:
                     theirs.close()
         raise RuntimeError("the process that starts reward workers dies again and again; is the machine out of memory?")
 
-    def kill(self, worker: _Worker) -> None:
-        """End a worker, alive or dead. Those of a forker that died have died with it."""
-        with self._lock:
-            if worker.generation == self._generation:
-                with contextlib.suppress(OSError, EOFError):
-                    self._control.send(json.dumps({"do": "kill", "pid": worker.pid}).encode())
-                    self._reply()
+    def end(self, worker: _Worker) -> None:
+        """Kill a worker."""
+        with self._lock, contextlib.suppress(OSError, EOFError):
+            worker.connection.close()
+            self._control.send(self._command("kill", worker))
+            self._reply()
 
     def close(self) -> None:
         with self._lock:
             self._stop()
 
-    def _begin(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _command(self, do: str, to_kill: _Worker | None) -> bytes:
+        """Workers of a forker that died have died with it, and their numbers may be others' by now."""
+        mine = to_kill is not None and to_kill.generation == self._generation
+        return json.dumps({"do": do, "kill": to_kill.pid if mine and to_kill else None}).encode()
+
+    def _begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -228,7 +231,7 @@ class _Forker:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
-        self._process, self._control = process, ours
+        self._control = ours
         ours.settimeout(_IMPORTS_S)
         try:
             ours.send(json.dumps(self._start).encode())
@@ -238,7 +241,6 @@ class _Forker:
         if problem is not None:
             self._stop()
             raise UserError(f"a reward cannot be used: {problem}")
-        return process, ours
 
     def _reply(self) -> dict[str, Any]:
         data = self._control.recv(_LONGEST_REPLY)

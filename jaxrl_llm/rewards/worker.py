@@ -31,8 +31,8 @@ def send_frame(connection: socket.socket, value: Any) -> None:
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive_frame(connection: socket.socket, receive: Callable[[int], bytes], longest: int) -> Any:
-    """The next JSON value by `receive(most bytes)`. Raises EOFError at the end and ValueError for what is no frame."""
+def receive_frame(receive: Callable[[int], bytes], longest: int) -> Any:
+    """The next JSON value, by `receive(most bytes)`. Raises EOFError at the end and ValueError for what is no frame."""
     (length,) = _LENGTH.unpack(_exactly(receive, _LENGTH.size))
     if length > longest:
         raise ValueError(f"a frame of {length} bytes")
@@ -65,15 +65,14 @@ def main(control_fd: int) -> None:
             if not data:
                 break
             command = json.loads(data)
+            if command["kill"] in workers:
+                workers.remove(command["kill"])
+                _end(command["kill"])
+            pid = None
             if command["do"] == "fork":
                 pid = _fork(control, fds[0], functions, start["memory_mb"])
                 workers.add(pid)
-                control.send(json.dumps({"pid": pid}).encode())
-            elif command["pid"] in workers:
-                workers.remove(command["pid"])
-                control.send(json.dumps({"status": _end(command["pid"])}).encode())
-            else:
-                control.send(json.dumps({"status": None}).encode())
+            control.send(json.dumps({"pid": pid}).encode())
     for pid in workers:
         _end(pid)
 
@@ -89,7 +88,7 @@ def _import(paths: dict[str, str]) -> tuple[dict[str, Callable[..., Any]], str |
             if hasattr(imported, "warm_up"):
                 imported.warm_up()
         except BaseException as error:
-            return {}, f"{path}: {type(error).__name__}: {error}"
+            return {}, _ascii(f"{path}: {type(error).__name__}: {error}")
         if not callable(functions[name]):
             return {}, f"{path} is not a function"
     return functions, None
@@ -129,7 +128,7 @@ def _limit(memory_mb: int) -> None:
 def _serve(jobs: socket.socket, functions: dict[str, Callable[..., Any]]) -> None:
     with contextlib.suppress(EOFError):
         while True:
-            job = receive_frame(jobs, jobs.recv, longest=1 << 31)
+            job = receive_frame(jobs.recv, longest=1 << 31)
             reply = _call(functions[job["function"]], job["arguments"])
             send_frame(jobs, reply)
             if "memory" in reply:
@@ -153,7 +152,7 @@ def _ascii(text: str) -> str:
     return text[:200].encode("ascii", "backslashreplace").decode()
 
 
-def _end(pid: int) -> int:
+def _end(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
+    os.waitpid(pid, 0)

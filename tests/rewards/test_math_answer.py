@@ -41,7 +41,9 @@ def judged():
 )
 def test_tricky_answers(rows, right, judged):
     verdicts = judged(rows)
-    assert [(text[:80], wanted) for (text, wanted), verdict in zip(rows, verdicts, strict=True) if verdict != right] == []
+    assert [
+        (text[:80], wanted) for (text, wanted), verdict in zip(rows, verdicts, strict=True) if verdict != right
+    ] == []
 
 
 def test_there_are_enough_tricky_pairs():
