@@ -57,7 +57,7 @@ class RunSpec:
     """The run. `length(group_id, sibling)` is a completion's length, `reward(...)` its reward; `train_s(tokens)` what a
     step on so many takes, `score_s` what a group's rewards do. Samplers in the trainer's own process (`local`) get work
     only between two dispatches. `evaluate_every` steps an evaluation of `evaluate_prompts` runs on the samplers,
-    `checkpoint_every` steps a checkpoint is written. Every `heartbeat_s` samplers say that they are alive (0: never)."""
+    `checkpoint_every` steps a checkpoint is written. Every `heartbeat_s` samplers say that they live (0: never)."""
 
     steps: int
     prompts_per_step: int

@@ -142,16 +142,17 @@ def test_a_retry_keeps_the_id_and_what_is_there_and_only_goes_where_it_is_young_
     assert [taken(coordinator), taken(coordinator)] == [[1, 3], [2, 5]]
     for version in (1, 2):
         coordinator.published(version)
-    coordinator.holds("a", 2)
-    coordinator.holds("b", 1)
-    assert [a.sampler for a in coordinator.admit(2.0) if a.group_id == 6] == ["a"]
-    coordinator.leave("a", "killed", 3.0)
+    coordinator.holds("a", 1)
+    coordinator.holds("b", 2)
+    assert [a.sampler for a in coordinator.admit(2.0) if a.group_id == 6] == ["b"]
+    coordinator.failed("a", 0, 0, "cut", 3.0)
+    coordinator.leave("b", "killed", 3.0)
     assert coordinator.admit(3.4) == []  # backing off
     assert coordinator.next_event(3.4) == pytest.approx(0.1)
+    # 0 was begun under version 0, of which a is ahead; 6 under 2, so that it may be trained at 4: a must hold 2 for it.
     again = coordinator.admit(3.5)
-    # 0 and 4 were begun under version 0; 6 was under 2, may be trained at 4 and needs a sampler that holds 2.
-    assert [(a.sampler, a.group_id, a.attempt, a.siblings) for a in again] == [("b", 0, 1, (0,)), ("b", 4, 1, (0, 1))]
-    coordinator.holds("b", 2)
+    assert [(a.sampler, a.group_id, a.attempt, a.siblings) for a in again] == [("a", 0, 1, (0,))]
+    coordinator.holds("a", 2)
     assert ids(coordinator.admit(3.6))[0] == 6
 
 
