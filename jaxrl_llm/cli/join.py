@@ -219,7 +219,8 @@ class Joined:
         board = WeightBoard()
         scheduler = self._scheduler(self._policy(state.params), start)
         sampler = LocalSampler(scheduler, board, how_to_sample(config), slots=config.sampler.slots)
-        self.worker = RolloutWorker(new_coordinator(config, issuer, start), environment, [sampler], board)
+        coordinator, scorers = new_coordinator(config, issuer, start), config.rollout.reward_workers.groups_at_once
+        self.worker = RolloutWorker(coordinator, environment, [sampler], board, scorers=scorers)
         self._probe_score = make_score(
             config.model,
             mesh=setup.trainer_mesh,

@@ -18,8 +18,8 @@ def format_reward(
 
 
 def follows(text: str, *, opened_in_prompt: bool, boxed: bool) -> bool:
-    r"""Whether a text is `<think>` thoughts `</think>` answer: each tag once, neither thoughts nor answer empty, nothing
-    before. Where the prompt ended with the first tag the text begins behind it. With `boxed` the answer holds a
+    r"""Whether a text is `<think>` thoughts `</think>` answer: each tag once, neither thoughts nor answer empty and
+    nothing before. Where the prompt ended with the first tag the text begins behind it. With `boxed` the answer holds a
     \boxed{}.
     """
     if not opened_in_prompt:

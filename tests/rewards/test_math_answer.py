@@ -15,9 +15,11 @@ from jaxrl_llm.rewards.pooled import MATH
 
 # Answers of the American Invitational Mathematics Examination that the package of the test rows leaves out: both of
 # 2024, and five of 2025.
-AIME_2024 = "204 025 809 116 104 294 540 197 480 113 371 385 110 104 721".split()
-AIME_2024 += "073 236 045 033 080 055 699 127 902 468 601 023 321 211 315".split()
-AIME_2025_REST = "259 60 49 336 610".split()
+AIME_REST = """
+204 025 809 116 104 294 540 197 480 113 371 385 110 104 721
+073 236 045 033 080 055 699 127 902 468 601 023 321 211 315
+259 60 49 336 610
+"""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,7 @@ def test_the_rows_of_gsm8k_and_aime(judged):
     lines = (folder / "gsm8k" / "cases.jsonl").read_text().splitlines()
     gsm8k = [(row["expected"], row["upstream_answer"]) for row in map(json.loads, lines)]
     cases = json.loads((folder / "ds4_eval_cases.json").read_text())["cases"]
-    aime = [case["answer"] for case in cases if case["source"] == "AIME2025"] + AIME_2024 + AIME_2025_REST
+    aime = [case["answer"] for case in cases if case["source"] == "AIME2025"] + AIME_REST.split()
     assert (len(gsm8k), len(aime)) == (100, 60)
     answers = [answer for answer, _ in gsm8k] + aime
     itself = [(worked, worked) for _, worked in gsm8k] + [(answer, answer) for answer in answers]
