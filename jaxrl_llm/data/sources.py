@@ -18,6 +18,8 @@ from jaxrl_llm.types import PromptTask, UserError
 
 Encode = Callable[[str, str | None], Sequence[int]]  # (the user's text, the system's) -> the prompt's ids
 
+_REPEATED = ("exact", "normalised")  # rewards whose answers a completion must hold, word for word
+
 
 @dataclass(frozen=True)
 class Source:
@@ -88,7 +90,7 @@ def encode_source(
             task_id, text = f"{name}/{problem.id}", source.user_text(problem)
             try:
                 ids = encode(text, how.system_prompt)
-                needed = len(encode_answer(problem.answer)) + 1 if how.reward == "exact" else 0
+                needed = len(encode_answer(problem.answer)) + 1 if how.reward in _REPEATED else 0
             except UserError as error:
                 raise UserError(f"{task_id}: {error}") from None
             if not ids:

@@ -37,6 +37,12 @@ class GroupIssuer:
                     return self._ledger.issue(index), task
             return None
 
+    @property
+    def waiting(self) -> int:
+        """Groups that were in flight when the run last stopped and have not been issued again yet."""
+        with self._lock:
+            return len(self._again)
+
     def settle(
         self, trained: Sequence[EpisodeGroup], dropped: Mapping[int, str], scored: Sequence[EpisodeGroup]
     ) -> None:
@@ -50,6 +56,11 @@ class GroupIssuer:
                 rewards = [e.reward for e in group.episodes if e.reward.failed is None]
                 right = sum(reward.parts["correct"] > 0 for reward in rewards)
                 self._rates.record(group.task.task_id, right=right, total=len(rewards))
+
+    def drop(self, group_id: int, reason: str) -> None:
+        """A group that no trainer will see."""
+        with self._lock:
+            self._ledger.drop(group_id, reason)
 
     def counts(self) -> dict[str, Any]:
         with self._lock:

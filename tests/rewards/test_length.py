@@ -17,10 +17,10 @@ def test_soft_overlong_worked_numbers(length, penalty):
     assert soft_overlong(length, limit=20480, cache=4096) == pytest.approx(penalty, abs=1e-12)
 
 
-def score(text, answer, *, finished):
-    if text == "broken":
-        return Reward(0.0, {}, failed="judge broke")
-    return exact_match(text, answer, finished=finished, correct=1.0, wrong=-1.0)
+def score(texts, task, *, finished):
+    if texts == ["broken"]:
+        return [Reward(0.0, {}, failed="judge broke")]
+    return exact_match(texts, task, finished=finished, correct=1.0, wrong=-1.0)
 
 
 def reward_of(text, *, only_correct=False, finish="stop"):

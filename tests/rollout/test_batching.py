@@ -115,7 +115,9 @@ def test_untrainable_tokens_are_inputs_without_weight():
 def test_forced_tokens_are_read_and_never_trained():
     # An interruption's phrase: in the row, with no weight, and in no denominator.
     groups = [group(0, [1, 0], [4, 2])]
-    environment = SingleTurn(decode=lambda ids: "x", score=lambda text, answer, finished: Reward(1.0, {"correct": 1.0}))
+    environment = SingleTurn(
+        decode=lambda ids: "x", score=lambda texts, task, finished: [Reward(1.0, {"correct": 1.0})]
+    )
     forced = replace(groups[0].episodes[0].completion, forced_T=np.array([False, True, True, False]))
     episode = replace(environment.episodes(groups[0].task, [forced])[0], reward=groups[0].episodes[0].reward)
     groups = [replace(groups[0], episodes=(episode, groups[0].episodes[1]))]
