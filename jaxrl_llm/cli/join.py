@@ -10,9 +10,9 @@ from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.tasks import prompt_stream
 from jaxrl_llm.config import OptimizerConfig, RolloutConfig, RunConfig
 from jaxrl_llm.data.curriculum import PassRates
-from jaxrl_llm.data.prompts import PromptStream
 from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.evaluate import evaluate, mismatch
 from jaxrl_llm.metrics import RunLog
@@ -25,7 +25,7 @@ from jaxrl_llm.rollout.lag import LagRule
 from jaxrl_llm.rollout.local import LocalSampler
 from jaxrl_llm.rollout.requests import HowToSample
 from jaxrl_llm.rollout.rows import RowShape, pack, row_shape
-from jaxrl_llm.rollout.statistics import pass_rate
+from jaxrl_llm.rollout.statistics import by_source, pass_rate
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
@@ -177,7 +177,7 @@ def new_issuer(setup: Setup, extras: Mapping[str, Any]) -> GroupIssuer:
     """The source of prompts, where a checkpoint's `extras` left it."""
     config = setup.config
     issuer = GroupIssuer(
-        PromptStream(setup.train_tasks, seed=config.data.seed),
+        prompt_stream(setup.pools, config.data),
         PassRates(retire_at=config.algorithm.no_positive_resampling),
     )
     if extras:
@@ -298,6 +298,7 @@ class Joined:
         return {
             "metric": f"mean@{config.eval.samples}",
             "value": pass_rate(groups),
+            **by_source(groups),
             "prompts": len(groups),
             "samples": config.eval.samples,
             "truncation_rate": float(np.mean([e.completion.finish == "length" for e in episodes])),

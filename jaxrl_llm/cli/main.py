@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -186,11 +186,23 @@ def show(config: ConfigPath, overrides: Overrides = None) -> None:
     """Every key of a configuration with its value, and what it means."""
     resolved = config_room.load(config, overrides or ()).model_dump()
     for name, _, default, text in config_room.describe():
-        value = resolved
-        for key in name.split("."):
-            value = value[key]
+        value = _value(resolved, name)
         mark = " " if str(value) == default else "*"
         typer.echo(f"{mark} {name} = {value}   # {text}")
+
+
+def _value(tree: Any, name: str) -> Any:
+    """The value of a dotted name; of a key of sections in a list (`sources[].low`), that of each by its name."""
+    for place, key in enumerate(keys := name.split(".")):
+        if key.endswith("[]"):
+            rest = ".".join(keys[place + 1 :])
+            return {section["name"]: _value(section, rest) for section in tree[key.removesuffix("[]")]}
+        if tree is None:
+            return None
+        if isinstance(tree[key], tuple | list) and name.endswith(key) and tree[key] and isinstance(tree[key][0], dict):
+            return [section["name"] for section in tree[key]]
+        tree = tree[key]
+    return tree
 
 
 Source = Annotated[
