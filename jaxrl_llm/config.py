@@ -7,6 +7,7 @@ texts. Files are YAML with `extends: other.yaml`; the command line adds dotted o
 import difflib
 import math
 import re
+import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -507,6 +508,34 @@ class RewardModelConfig(Section):
     )
 
 
+_REWARDS = ("answer", "model", "format", "language")
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""A function of the user's, `package.module:function`."""
+
+
+class RewardFormatConfig(Section):
+    """What the reward `format` asks for."""
+
+    opened_in_prompt: Bool = Field(
+        False, description="the prompt's template ends with <think>, so that a completion begins inside its thoughts"
+    )
+    boxed: Bool = Field(False, description="what follows the thoughts must also hold a \\boxed{...}")
+
+
+class RewardWorkersConfig(Section):
+    """The processes in which `math` and user functions score, each killed when it takes too long."""
+
+    count: Int = Field(4, gt=0, description="processes; rewards that are slow scale with them")
+    timeout_s: Float = Field(
+        5.0, gt=0, description="seconds one completion may take; then its process is killed and the reward has failed"
+    )
+    retries: Int = Field(
+        1, ge=0, description="times a completion is scored again after a time-out or a crash, before it is dropped"
+    )
+    memory_mb: Int = Field(1024, ge=256, description="address space of one process, in MiB")
+    groups_at_once: Int = Field(4, gt=0, description="groups of completions scored at the same time")
+
+
 class RolloutConfig(Section):
     """How prompts become groups of completions, and how far samplers may run ahead."""
 
@@ -523,13 +552,21 @@ class RolloutConfig(Section):
     )
     max_prompt_tokens: Int = Field(16, gt=0, description="longest prompt; a longer one is refused")
     max_new_tokens: Int = Field(8, gt=0, description="longest completion, end-of-sequence token included")
-    reward: Literal["exact", "model"] = Field(
-        "exact",
-        description="exact: reward_correct or reward_wrong by the task's answer; model: the score of reward_model (pass rates and evaluation stay exact)",
+    rewards: dict[str, Float] = Field(
+        {"answer": 1.0},
+        description="what a reward is the sum of, each with its weight: answer (reward_correct or reward_wrong, by the task's own reward), model (the score of reward_model), format and language (1 or 0); module:function in Python configs; pass rates and evaluation are by the answer always",
     )
     reward_correct: Float = Field(1.0, description="reward of a right answer")
     reward_wrong: Float = Field(-1.0, description="reward of a wrong answer")
     reward_model: RewardModelConfig = RewardModelConfig()
+    reward_format: RewardFormatConfig = RewardFormatConfig()
+    reward_language: Literal[
+        "prompt", "arabic", "cyrillic", "devanagari", "greek", "han", "hangul", "hebrew", "kana", "latin", "thai"
+    ] = Field(
+        "prompt",
+        description="script that the reward `language` asks for in a completion's prose; prompt: the one that most letters of the prompt have",
+    )
+    reward_workers: RewardWorkersConfig = RewardWorkersConfig()
     interruption: InterruptionConfig = InterruptionConfig()
     repetition_limit: Int = Field(
         0, ge=0, description="end a completion after so many consecutive tokens of probability above .99; 0 is never"
@@ -540,6 +577,17 @@ class RolloutConfig(Section):
     )
     length_limit: Int = Field(20480, gt=0, description="tokens of a completion at which the length penalty reaches -1")
     length_cache: Int = Field(4096, gt=0, description="tokens before length_limit over which the penalty grows")
+
+    @model_validator(mode="after")
+    def _known_rewards(self):
+        for name in self.rewards:
+            if name not in _REWARDS and not IMPORT_PATH.fullmatch(name):
+                near = difflib.get_close_matches(name, _REWARDS, n=1)
+                hint = f"did you mean {near[0]}?" if near else "it is not module:function either"
+                raise ValueError(f"rewards has no part {name!r}, only {', '.join(_REWARDS)}; {hint}")
+        if not any(self.rewards.values()):
+            raise ValueError("rewards gives no part a weight, so that nothing would train")
+        return self
 
 
 class SamplerConfig(Section):
@@ -720,14 +768,18 @@ class RunConfig(Section):
         return self.lora if self.lora.rank else None
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The validated configuration of a YAML file, its `extends:` parents and dotted overrides (`optimizer.lr=1e-6`).
+def load(path: str | Path, overrides: Sequence[str] = (), *, functions: bool = False) -> RunConfig:
+    """The validated configuration of a file, its `extends:` parents and dotted overrides (`optimizer.lr=1e-6`).
+
+    A file is YAML or, with the suffix .py, Python that assigns such a mapping to `config`; only Python files may name
+    functions to call, unless `functions` says that the file is a run's own record. `extends` is relative to the file.
 
     `extends=other.yaml` among the overrides puts that file in the place of the one the YAML file extends.
     Raises UserError naming the key, the value, where it stands and the nearest valid name.
     """
     parents = [override for override in overrides if override.startswith("extends=")]
-    tree = _read_tree(Path(path), seen=(), instead=parents[-1].partition("=")[2] if parents else None)
+    instead = parents[-1].partition("=")[2] if parents else None
+    tree = _read_tree(Path(path), seen=(), instead=instead, functions=functions)
     where = str(path)
     for override in overrides:
         if override in parents:
@@ -741,6 +793,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             raise UserError(f"override {override!r}: {error}") from None
         except yaml.YAMLError:
             raise UserError(f"override {override!r}: the value is not valid YAML; quote it") from None
+        alone: dict[str, Any] = {}
+        _put(alone, key.strip().split("."), value, override)
+        _refuse_functions(alone, f"override {override!r}")
         _put(tree, key.strip().split("."), value, override)
         where = f"{path} with overrides"
     return validate(tree, where)
@@ -771,7 +826,7 @@ def differences(one: RunConfig, other: RunConfig) -> list[str]:
 
     def walk(a, b, prefix):
         for key in a:
-            if isinstance(a[key], dict) and key not in ("mesh", "importance"):
+            if isinstance(a[key], dict) and key not in ("mesh", "importance", "rewards"):
                 yield from walk(a[key], b[key], f"{prefix}{key}.")
             elif a[key] != b[key]:
                 yield f"{prefix}{key}: {a[key]} -> {b[key]}"
@@ -809,11 +864,13 @@ class _OneOfEachKey(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -> dict[str, Any]:
+def _read_tree(
+    path: Path, seen: tuple[Path, ...], instead: str | None = None, *, functions: bool = False
+) -> dict[str, Any]:
     if path.resolve() in seen:
         raise UserError(f"{path} extends itself through {' -> '.join(p.name for p in seen)}")
     try:
-        tree = yaml.load(path.read_text(), _OneOfEachKey)
+        tree = _run_python(path) if path.suffix == ".py" else yaml.load(path.read_text(), _OneOfEachKey)
     except UserError as error:
         raise UserError(f"config file {path}: {error}") from None
     except FileNotFoundError:
@@ -828,6 +885,8 @@ def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -
         tree = {}
     if not isinstance(tree, dict):
         raise UserError(f"config file {path} holds a {type(tree).__name__}, not sections of keys")
+    if path.suffix != ".py" and not functions:
+        _refuse_functions(tree, f"config file {path}")
     parent = tree.pop("extends", None)
     if instead is not None:
         parent = instead
@@ -836,6 +895,27 @@ def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -
     if not isinstance(parent, str):
         raise UserError(f"config file {path}: extends is {parent!r}; it wants the path of one other YAML file")
     return _merge(_read_tree(path.parent / parent, (*seen, path.resolve())), tree)
+
+
+def _run_python(path: Path) -> Any:
+    """What the Python file assigns to `config`; its own errors are shown as they are."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    assigned = runpy.run_path(str(path))
+    if "config" not in assigned:
+        raise UserError("it assigns nothing to `config`")
+    return assigned["config"]
+
+
+def _refuse_functions(tree: Mapping[str, Any], where: str) -> None:
+    """Whoever writes a YAML file or an override names values, and runs no code of theirs."""
+    rollout = tree.get("rollout")
+    named = rollout.get("rewards") if isinstance(rollout, Mapping) else None
+    for name in named if isinstance(named, Mapping) else ():
+        if ":" in str(name):
+            raise UserError(
+                f"{where}: the reward {name!r} is a function, which only a Python config may name; see docs/rewards.md"
+            )
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -921,10 +1001,10 @@ def _check_together(config: RunConfig, where: str) -> None:
             f"rollout.length_cache = {rollout.length_cache} exceeds rollout.length_limit = {rollout.length_limit}, so "
             "that even an empty completion would be penalised; lower it"
         )
-    if (rollout.reward == "model") != (rollout.reward_model.path is not None):
+    if ("model" in rollout.rewards) != (rollout.reward_model.path is not None):
         refuse(
-            f"rollout.reward = {rollout.reward}, but rollout.reward_model.path = {rollout.reward_model.path}; a reward "
-            "model needs reward: model and its folder"
+            f"rollout.rewards = {rollout.rewards}, but rollout.reward_model.path = {rollout.reward_model.path}; a "
+            "reward model needs both a weight, rewards: {model: 1}, and its folder"
         )
     if rollout.reward_correct <= rollout.reward_wrong:
         refuse(

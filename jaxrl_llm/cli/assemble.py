@@ -18,6 +18,7 @@ from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
 from jaxrl_llm.checkpoints.peft import adapter_folder, read_peft
 from jaxrl_llm.cli.algorithm import check_algorithm, check_router
+from jaxrl_llm.cli.answers import bind_answers, reward_workers
 from jaxrl_llm.config import LoraConfig, ModelConfig, RunConfig, dump
 from jaxrl_llm.data.arithmetic import Problem, split_problems
 from jaxrl_llm.data.prompts import fingerprint
@@ -25,8 +26,8 @@ from jaxrl_llm.envs.single_turn import Penalty, SingleTurn
 from jaxrl_llm.models.lora import trainable
 from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
-from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
+from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
 from jaxrl_llm.sharding import check_rows, make_mesh, param_shardings, sampler_devices, split_devices
@@ -57,13 +58,17 @@ class SamplerSetup:
 
 @dataclass(frozen=True)
 class Setup(SamplerSetup):
-    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it."""
+    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it.
+
+    `environment` scores by the tasks' answers, with the help of `reward_workers`, which whoever used it closes.
+    """
 
     train_tasks: list[PromptTask]
     heldout_tasks: list[PromptTask]
     environment: SingleTurn
     trainer_mesh: Mesh
     reward_mesh: Mesh
+    reward_workers: WorkerPool
     world: World = field(default_factory=World)
 
     @property
@@ -95,19 +100,22 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None, wor
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model), whose="train.mesh")
     shape = (config.train.microbatch_rows, config.train.row_length)
     check_rows(trainer_mesh, shape, "train.microbatch_rows", "train.row_length")
-    rollout = config.rollout
+    train_tasks, heldout_tasks = _tasks(config, tokenizer, train), _tasks(config, tokenizer, heldout)
+    names = {task.reward for task in (*train_tasks, *heldout_tasks)}
+    workers = reward_workers(config.rollout, names)
     return Setup(
         config=config,
         tokenizer=tokenizer,
-        train_tasks=_tasks(config, tokenizer, train),
-        heldout_tasks=_tasks(config, tokenizer, heldout)[: config.eval.prompts],
+        train_tasks=train_tasks,
+        heldout_tasks=heldout_tasks[: config.eval.prompts],
         environment=SingleTurn(
             decode=tokenizer.decode,
-            score=partial(exact_match, correct=rollout.reward_correct, wrong=rollout.reward_wrong),
+            score=bind_answers(config.rollout, names, workers),
             penalty=_length_penalty(config),
         ),
         trainer_mesh=trainer_mesh,
         reward_mesh=reward_mesh,
+        reward_workers=workers,
         engine=_engine(config, tokenizer, sampler_mesh),
         world=world,
     )
@@ -164,7 +172,7 @@ def _split(config: RunConfig, devices: Sequence[jax.Device], world: World) -> tu
     if world.count > 1:
         return list(devices), sampler_devices(devices, config.sampler.mesh), []
     axes = config.rollout.reward_model.mesh
-    if config.rollout.reward != "model" or axes is None:
+    if "model" not in config.rollout.rewards or axes is None:
         return *split_devices(devices, config.train.mesh, config.sampler.mesh), []
     count = math.prod(axes.values())
     if min(axes.values(), default=1) < 1 or count >= len(devices):
@@ -313,5 +321,6 @@ def _tasks(config: RunConfig, tokenizer: Tokenizer, problems: Sequence[Problem])
                 f"answer {problem.answer!r} ({problem.task_id}) needs {needed} tokens with its end, more than "
                 f"rollout.max_new_tokens = {rollout.max_new_tokens}; raise it"
             )
-        tasks.append(PromptTask(problem.task_id, np.array(ids, np.int32), problem.prompt, problem.answer))
+        tokens, source = np.array(ids, np.int32), config.data.task
+        tasks.append(PromptTask(problem.task_id, tokens, problem.prompt, problem.answer, source, "exact"))
     return tasks

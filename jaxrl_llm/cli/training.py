@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
 from jaxrl_llm.cli.join import Joined, Saver, new_issuer
 from jaxrl_llm.cli.reference import reference_policy
-from jaxrl_llm.cli.reward import OpenedRewardModel, open_reward_model
+from jaxrl_llm.cli.reward import OpenedRewards, open_rewards
 from jaxrl_llm.cli.run_dir import opened
 from jaxrl_llm.cli.warm_up import warm_up
 from jaxrl_llm.config import DistributedConfig, RunConfig
@@ -50,9 +50,10 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     with world.together("checking the configuration"):
         setup = assemble(config, world=world)
     check_setups(world, setup)
-    judge = open_reward_model(setup) if config.rollout.reward == "model" and reinforce else None
-    with opened(run_dir, setup), _stop_signals() as asked:
-        return _run(setup, judge, run_dir, lambda: world.any_process(asked()), reinforce=reinforce)
+    with closing(setup.reward_workers):
+        rewards = open_rewards(setup) if reinforce else None
+        with opened(run_dir, setup), _stop_signals() as asked:
+            return _run(setup, rewards, run_dir, lambda: world.any_process(asked()))
 
 
 def _without_processes(config: RunConfig) -> RunConfig:
@@ -80,12 +81,11 @@ def _stop_signals():
 
 def _run(
     setup: Setup,
-    judge: OpenedRewardModel | None,
+    rewards: OpenedRewards | None,
     run_dir: Path,
     stop_requested: Callable[[], bool],
-    *,
-    reinforce: bool,
 ) -> str:
+    """Without `rewards` only the warm-up runs."""
     config, world = setup.config, setup.world
     store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep, world=world)
     optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
@@ -104,7 +104,7 @@ def _run(
         log = RunLog(run_dir, resume_step=start if restored else -1) if world.first else NoLog()
     try:
         with Progress(run_dir.name, steps=config.train.steps, quiet=not world.first) as progress:
-            if restored and not reinforce:
+            if restored and rewards is None:
                 progress.say(f"the warm-up of {run_dir} is done; jaxrl train goes on from step {start}")
                 return "finished"
             base = frozen_base(run_dir, setup, resumed=restored is not None)
@@ -122,11 +122,10 @@ def _run(
             save = Saver(setup, issuer, store, log)
             if not restored:
                 save(0, state, {})
-            if not reinforce:
+            if rewards is None:
                 log.state("finished", step=0, steps=0, message="supervised warm-up only")
                 return "finished"
-            environment = setup.environment if judge is None else judge.environment()
-            joined = Joined(setup, environment, state, base, reference, start, issuer, save, log, progress)
+            joined = Joined(setup, rewards.environment(), state, base, reference, start, issuer, save, log, progress)
             return _reinforce(joined, state, start, extras, run_dir, stop_requested)
     finally:
         log.close()

@@ -21,7 +21,7 @@ P, G = 2, 3
 
 
 def tasks(n):
-    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(n)]
+    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i), "s", "exact") for i in range(n)]
 
 
 class ScriptedScheduler:
