@@ -74,6 +74,6 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _stamp(run: RunFiles) -> dict[str, Any]:
-    """Which evaluations a fit was made of."""
+    """Which evaluations a fit was made of, and the layout of what it says: a file of another layout is made anew."""
     last_step = int(number(run.evaluations[-1], "step")) if run.evaluations else None
-    return {"evaluations": len(run.evaluations), "last_step": last_step}
+    return {"layout": 2, "evaluations": len(run.evaluations), "last_step": last_step}
