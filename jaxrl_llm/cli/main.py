@@ -150,8 +150,8 @@ def fit(
 ) -> None:
     """Fit the sigmoid to the first half of a curve and hold the second half against it; prints JSON."""
     from jaxrl_llm.report.fitting import fit_run
-    from jaxrl_llm.scaling.sources import read_curve
     from jaxrl_llm.scaling.forecast import forecast_curve
+    from jaxrl_llm.scaling.sources import read_curve
 
     result = forecast_curve(read_curve(source, x, y)).describe() if source.is_file() else fit_run(source)
     typer.echo(json.dumps(result, indent=1, allow_nan=False))

@@ -229,14 +229,13 @@ def _run_curve(path: Path, x: str | None, y: str | None) -> NamedCurve:
         if not any(key in record for record in records):
             raise UserError(f"{path}/eval.jsonl has no key {key!r}, only {', '.join(records[-1])}")
     places = [f"step {record['step']}" for record in records]
-    columns = [
-        np.array(
-            [number(r.get(key), f"{path}/eval.jsonl {place}: {key}") for r, place in zip(records, places, strict=True)]
-        )
-        for key in (x, y)
-    ]
+
+    def column(key: str) -> np.ndarray:
+        cells = zip(records, places, strict=True)
+        return np.array([number(record.get(key), f"{path}/eval.jsonl {place}: {key}") for record, place in cells])
+
     warnings = [f"{bad} lines of eval.jsonl are no records and were left out"] if bad else []
-    return _build(path.resolve().name, path, x, y, *columns, places, warnings, "was eval.jsonl edited?")
+    return _build(path.resolve().name, path, x, y, column(x), column(y), places, warnings, "was eval.jsonl edited?")
 
 
 def _event_curve(path: Path, run: EventRun, x: str | None, y: str | None) -> NamedCurve:

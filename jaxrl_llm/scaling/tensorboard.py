@@ -1,5 +1,6 @@
 """Scalars from TensorBoard event files: TFRecord framing with its checksums, and the Event messages inside."""
 
+import importlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -65,17 +66,16 @@ def read_events(path: str | Path) -> list[EventRun]:
 
 
 def _read_file(path: Path, tags: dict[str, Scalars]) -> list[str]:
-    # Only here: the rest of the room does without protobuf.
-    from google.protobuf.message import DecodeError
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-
+    # Only here: the rest of the room does without protobuf. Its generated modules make their names when they run.
+    messages: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+    damaged: Any = importlib.import_module("google.protobuf.message").DecodeError
     warnings: list[str] = []
     for place, record in _records(path, warnings):
         try:
-            event = Event.FromString(record)
-        except DecodeError as error:
+            event = messages.Event.FromString(record)
+        except damaged as error:
             raise UserError(f"{path} byte {place} holds no TensorBoard event; is it another kind of file?") from error
-        if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+        if event.HasField("session_log") and event.session_log.status == messages.SessionLog.START:
             for scalars in tags.values():
                 scalars.rewind(event.step)
         for value in event.summary.value:
