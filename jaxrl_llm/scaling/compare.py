@@ -1,8 +1,8 @@
-"""Which recipe is better, as ScaleRL decides it: the asymptote A first; between equal ones B, refitted at a common A.
+"""Which recipe is better, as ScaleRL decides it: A first; between equal ones B, refitted at a common A.
 
-A recipe is one run or several seeds of it. Each seed is fitted alone (seeds may start from different rewards), a recipe's
-A and ln B are the means of its seeds'. Their error is the larger of two: what the fits themselves say, and the spread
-between seeds, pooled over all recipes because each has only a few.
+A recipe is one run or several seeds of it. Each seed is fitted alone (seeds may start from different rewards); a
+recipe's A and ln B are the means of its seeds'. Their error is the larger of two: what the fits themselves say, and the
+spread between seeds, pooled over all recipes because each has only a few.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ class Estimate:
 @dataclass(frozen=True)
 class Recipe:
     """One recipe's fits. `fits` holds the seeds whose A the data determines, `lost` why others have none (by name);
-    `A` is None where no seed is left. `common` are the fits with A held at the comparison's common A and `log_B` is ln B
-    there; None where the recipe's A is not within the margin of the reference's."""
+    `A` is None where no seed is left. `common` are the fits with A held at the comparison's common A and `log_B` is
+    ln B there; None where the recipe's A is not within the margin of the reference's."""
 
     name: str
     fits: dict[str, Fit]
@@ -48,8 +48,8 @@ class Recipe:
 @dataclass(frozen=True)
 class Verdict:
     """One pair. `by` says what decided: "A", "B", or "none" (the data does not tell, `text` says why). `better` is None
-    unless the confidence reaches the level asked for. `confidence` is the probability that the difference has the sign it
-    seems to have; `holds` how many of `left_out` verdicts without one seed come out the same."""
+    unless the confidence reaches the level asked for. `confidence` is the probability that the difference has the sign
+    it seems to have; `holds` how many of `left_out` verdicts without one seed come out the same."""
 
     first: str
     second: str
@@ -118,9 +118,7 @@ def compare(
     found = {name: _fit_seeds(curves, bounds, None) for name, curves in recipes.items()}
     values = {name: {seed: one.params["A"] for seed, one in fits.items()} for name, (fits, _) in found.items()}
     errors = {name: {seed: _error(one, "A") for seed, one in fits.items()} for name, (fits, _) in found.items()}
-    made = [
-        Recipe(name, fits, lost, _mean(values, errors, name)) for name, (fits, lost) in found.items()
-    ]
+    made = [Recipe(name, fits, lost, _mean(values, errors, name)) for name, (fits, lost) in found.items()]
     reference = made[0].A
     common_A = None
     if reference is not None:
@@ -163,7 +161,9 @@ def _refit(
         for recipe in made
         if recipe.name in near
     }
-    values = {name: {seed: float(np.log(one.params["B"])) for seed, one in fits.items()} for name, fits in refits.items()}
+    values = {
+        name: {seed: float(np.log(one.params["B"])) for seed, one in fits.items()} for name, fits in refits.items()
+    }
     errors = {name: {seed: _error(one, "B") for seed, one in fits.items()} for name, fits in refits.items()}
     return [
         dataclasses.replace(recipe, common=refits[recipe.name], log_B=_mean(values, errors, recipe.name))
@@ -183,14 +183,15 @@ def _mean(
     values: Mapping[str, Mapping[str, float]],
     errors: Mapping[str, Mapping[str, float]],
     name: str,
-    without: str | None = None,
 ) -> Estimate | None:
-    """The mean over a recipe's seeds. Its error: the fits' own, or the seeds' spread pooled over all recipes if larger."""
-    own = [value for seed, value in values[name].items() if seed != without]
+    """The mean over a recipe's seeds; its error is the fits' own, or the seeds' spread pooled over all recipes."""
+    own = list(values[name].values())
     if not own:
         return None
-    within = np.sqrt(np.mean([error**2 for seed, error in errors[name].items() if seed != without]) / len(own))
-    squares = sum(float(np.sum((np.array(list(v.values())) - np.mean(list(v.values()))) ** 2)) for v in values.values() if v)
+    within = np.sqrt(np.mean(np.square(list(errors[name].values()))) / len(own))
+    squares = sum(
+        float(np.sum((np.array(list(v.values())) - np.mean(list(v.values()))) ** 2)) for v in values.values() if v
+    )
     freedom = sum(len(v) - 1 for v in values.values() if v)
     between = np.sqrt(squares / freedom / len(own)) if freedom else 0.0
     if between > within:
@@ -215,7 +216,8 @@ def _verdict(
         if recipe.A is None:
             text = f"cannot tell: A of {recipe.name} is not determined ({next(iter(recipe.lost.values()), 'no curve')})"
             return Verdict(first.name, second.name, "none", None, None, None, 0, 0, text)
-    assert first.A is not None and second.A is not None
+    assert first.A is not None
+    assert second.A is not None
     by, one, two = _decided_by(first, second, first.A, second.A, margin)
     if one is None or two is None:
         text = f"A is equal within {margin:g}, and at the common A = {common_A:.3g} the data does not determine B"
@@ -232,12 +234,20 @@ def _verdict(
         what += f"; at the common A = {common_A:.3f} B is {B}"
         claim = f"{ahead.name} is more efficient"
     certain = confidence >= level
-    verdict = f"{claim} (confidence {confidence:.0%})" if certain else f"not decided: {claim} only with confidence {confidence:.0%}"
+    sure = f"confidence {_percent(confidence)}"
+    verdict = f"{claim} ({sure})" if certain else f"not decided: {claim} only with {sure}"
     stable = f"; {holds} of {left_out} comparisons without one seed agree" if left_out else ""
     return Verdict(
         first.name, second.name, by, difference, ahead.name if certain else None, confidence, holds, left_out,
         f"{what}: {verdict}{stable}",
     )  # fmt: skip
+
+
+def _percent(probability: float) -> str:
+    """Never certain: a probability of .9999 is "over 99 %"."""
+    if 0.01 <= probability <= 0.99:
+        return f"{probability:.0%}".replace("%", " %")
+    return "over 99 %" if probability > 0.5 else "under 1 %"
 
 
 def _decided_by(
@@ -273,9 +283,7 @@ def _left_out(
 
 
 def _warnings(made: Sequence[Recipe]) -> list[str]:
-    found = [
-        f"{recipe.name}: {seed} is left out ({reason})" for recipe in made for seed, reason in recipe.lost.items()
-    ]
+    found = [f"{recipe.name}: {seed} is left out ({reason})" for recipe in made for seed, reason in recipe.lost.items()]
     found += [
         f"{recipe.name}: {seed}: {text}"
         for recipe in made
@@ -294,7 +302,7 @@ def _ends(estimate: Estimate | None, level: float) -> tuple[float | None, list[f
     if estimate is None:
         return None, None
     tail = scipy.stats.t.ppf((1 + level) / 2, min(estimate.freedom, 1e6)) * estimate.error
-    return estimate.value, [estimate.value - tail, estimate.value + tail]
+    return estimate.value, [float(estimate.value - tail), float(estimate.value + tail)]
 
 
 @dataclass(frozen=True)
@@ -354,9 +362,9 @@ def stop_early(
     facts = f"at compute {horizon:.4g} {run} is forecast at {mine:.3f} and {best} at {others[best]:.3f}"
     action: Literal["stop", "continue", "cannot tell"]
     if below >= level:
-        action, claim = "stop", f"below with probability {below:.0%}"
+        action, claim = "stop", f"below with a probability of {_percent(below)}"
     elif below <= 1 - level or mine >= others[best]:
-        action, claim = "continue", f"below with probability {below:.0%} only"
+        action, claim = "continue", f"below with a probability of {_percent(below)} only"
     else:
-        action, claim = "cannot tell", f"below with probability {below:.0%}, neither certain nor unlikely"
+        action, claim = "cannot tell", f"below with a probability of {_percent(below)}, neither certain nor unlikely"
     return Advice(run, best, horizon, action, below, f"{action}: {facts}, {claim}")

@@ -1,6 +1,6 @@
 """Plans for a budget from fitted laws: model size and tokens, rollouts per prompt, prompts per step and steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +95,7 @@ def size_plan(found: Fit, X: float) -> list[SizeRow]:
             raise UserError(f"the points of {label} have several N; one group is one model")
         slope = found.params["K_max"] / (1.0 + found.params["N_0"] / size)
         loss = float(found.predict(size, X, group=label))
-        rows.append(SizeRow(label, size, slope, loss, bool(X > points[own].max())))
+        rows.append(SizeRow(label, size, slope, loss, bool(points[own].max() < X)))
     return sorted(rows, key=lambda row: row.loss)
 
 
@@ -150,7 +150,7 @@ def fit_sweep(
     bounds: tuple[float, float] = (0.0, 1.0),
     budgets: int = 40,
 ) -> SweepFit:
-    """Fit a sweep as IsoCompute does. Rows (B_p, n, C, validation reward), all [K]; the rows of one (B_p, n) are one run.
+    """Fit a sweep as IsoCompute does. Rows (B_p, n, C, validation reward), all [K]; those of one (B_p, n) are a run.
 
     Of every run the record-breaking points (buckets of `width`) are fitted with a sigmoid in ln C; over `budgets`
     budgets the best n of each B_p is read off the frontier; to those the n*(C) law is fitted. A run that ends more
@@ -204,21 +204,31 @@ def _rollout_law(sweep: SweepFit, prompts: int, budgets: int) -> Fit:
     log2_n = np.log2(best.rollouts)
     if len(set(log2_n)) < 3:
         raise UserError(
-            f"at B_p = {prompts} only n = {', '.join(map(str, sorted(set(best.rollouts))))} is ever best; the n*(C) law "
-            "needs three, so widen the sweep"
+            f"at B_p = {prompts} only n = {', '.join(map(str, sorted(set(best.rollouts))))} is ever best; the n*(C) "
+            "law needs three, so widen the sweep"
         )
     return fit("isocompute", {"C": best.C, "log2_n": log2_n})
 
 
-def plan_rollouts(sweep: SweepFit, budget: float, *, unit: float = 1.0, margin: float = 0.01) -> RolloutPlan:
+StepCompute = Callable[[int, int], float]
+
+
+def in_rollouts(prompts: int, rollouts: int) -> float:
+    """The compute of one step of B_p prompts with n rollouts each, where compute counts rollouts."""
+    return float(prompts * rollouts)
+
+
+def plan_rollouts(
+    sweep: SweepFit, budget: float, *, step_compute: StepCompute = in_rollouts, margin: float = 0.01
+) -> RolloutPlan:
     """n, B_p and M of a budget, from a fitted sweep.
 
-    `unit` is the compute of one rollout in the unit of the sweep's compute (1 where that counts rollouts), so that
-    M = budget / (B_p n unit). n comes from the n*(C) law of each B_p (its best curve where it has no law), rounded to
-    the sweep's own n; B_p is the smallest stable one whose reward is within `margin` of the best.
+    n comes from the n*(C) law of each B_p (its best curve where it has no law), rounded to the sweep's own n; B_p is
+    the smallest stable one whose reward is within `margin` of the best; M = budget / `step_compute`(B_p, n), in the
+    unit of the sweep's compute.
     """
-    if not budget > 0 or not unit > 0:
-        raise UserError(f"budget {budget:g} and compute per rollout {unit:g} must be above 0")
+    if not budget > 0:
+        raise UserError(f"a budget of {budget:g} buys nothing; give one above 0")
     found: dict[int, tuple[float, int, float, list[str]]] = {}
     for B_p in sorted({B_p for B_p, _ in sweep.curves}):
         grid = sorted(n for other, n in sweep.curves if other == B_p)
@@ -242,14 +252,19 @@ def plan_rollouts(sweep: SweepFit, budget: float, *, unit: float = 1.0, margin: 
         found[B_p] = (float(sweep.curves[B_p, n].predict(budget)), n, log2_n, doubts)
     prompts = isocompute.smallest_sufficient_prompts({B: row[0] for B, row in found.items()}, sweep.stable, margin)
     reward, n, log2_n, doubts = found[prompts]
-    steps = isocompute.steps(budget, prompts, n) / unit
+    steps = budget / step_compute(prompts, n)
     if steps < 1:
         doubts = [*doubts, f"the budget does not pay for one step of {prompts} x {n} completions"]
     return RolloutPlan(budget, n, log2_n, prompts, steps, reward, tuple(doubts))
 
 
 def plan_published_rollouts(
-    budget: float, *, axis: str = "rollouts", prompts: int = 32, difficulty: str = "easy", unit: float = 1.0
+    budget: float,
+    *,
+    axis: str = "rollouts",
+    prompts: int = 32,
+    difficulty: str = "easy",
+    step_compute: StepCompute = in_rollouts,
 ) -> RolloutPlan:
     """As `plan_rollouts`, from the published n*(C) at B_p = 32 (`axis` "rollouts" or "tokens"), which saturates at 512
     for easy prompts and about 128 for hard ones (for those only the ceiling is published)."""
@@ -257,8 +272,8 @@ def plan_published_rollouts(
         raise UserError(f"n*(C) is published over {' and '.join(isocompute.PUBLISHED)}, not over {axis}")
     if difficulty not in isocompute.SATURATION:
         raise UserError(f"difficulty is {difficulty!r}; choose {' or '.join(isocompute.SATURATION)}")
-    if not budget > 0 or not unit > 0:
-        raise UserError(f"budget {budget:g} and compute per rollout {unit:g} must be above 0")
+    if not budget > 0:
+        raise UserError(f"a budget of {budget:g} buys nothing; give one above 0")
     exact = float(isocompute.log2_rollouts(budget, *isocompute.PUBLISHED[axis]))
     ceiling = isocompute.SATURATION[difficulty]
     n = min(isocompute.nearest_power_of_two(exact), ceiling)
@@ -267,6 +282,4 @@ def plan_published_rollouts(
         warnings.append("n*(C) is published for easy prompts; for hard ones only its ceiling, about 128, was applied")
     if prompts != 32:
         warnings.append("n*(C) is published at B_p = 32")
-    return RolloutPlan(
-        budget, n, exact, prompts, isocompute.steps(budget, prompts, n) / unit, None, tuple(warnings)
-    )
+    return RolloutPlan(budget, n, exact, prompts, budget / step_compute(prompts, n), None, tuple(warnings))
