@@ -20,7 +20,7 @@ class Data:
     """One data set of one law, float64. `columns` [C, N], `response`, `weights` [N]; `labels` names the G groups and
     `groups` [N] (int) says whose each point is (empty where the data has none). `low` and `high` [P] bound the
     parameters (equal: held fixed), `names` [P] names them, per-group ones as NAME[label]. `zeros` holds the rewards
-    measured at zero compute, where R0 (their mean) was taken from them and they are not among the points."""
+    measured at zero compute, where R0 (their mean) was taken from them and they are not among the points; `reward_low` is then R0's lower bound."""
 
     law: Law
     columns: np.ndarray
@@ -33,6 +33,7 @@ class Data:
     high: np.ndarray
     r0_source: R0Source
     zeros: np.ndarray
+    reward_low: float = 0.0
 
     def __len__(self) -> int:
         return len(self.response)
@@ -122,7 +123,7 @@ def prepare(
             columns, response, weights, of = columns[:, ~at_zero], response[~at_zero], weights[~at_zero], of[~at_zero]
     least, greatest = _limits(law, names, columns, response, bounds)
     low, high = _held(names, least, greatest, fixed)
-    found = Data(law, columns, response, weights, labels, of, names, low, high, source, zeros)
+    found = Data(law, columns, response, weights, labels, of, names, low, high, source, zeros, float(least[-1]))
     _refuse(found, np.concatenate([response, zeros]), dict(zip(names, zip(least, greatest, strict=True), strict=True)))
     return found
 
