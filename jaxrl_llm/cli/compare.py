@@ -56,7 +56,8 @@ def compare_sources(sources: Sequence[str], options: CompareOptions) -> None:
             for seeds in recipes.values()
             for named in seeds.values()
         ]
-        save_figure(fits_figure(drawn), options.plot)
+        kinds = [recipe for recipe, seeds in recipes.items() for _ in seeds]
+        save_figure(fits_figure(drawn, kinds=kinds), options.plot)
     warnings = [
         f"{recipe}: {seed}: {text}"
         for recipe, seeds in recipes.items()

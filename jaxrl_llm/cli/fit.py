@@ -113,6 +113,12 @@ def _lines(result: FittedCurve | LawFit) -> list[str]:
         held_out = len(result.held_out) if isinstance(result, FittedCurve) else int((~result.used).sum())
         lines.append(f"  held out: {held_out} points, mean absolute error {result.forecast_error:.4g}")
     lines.extend(_ahead(result))
+    if isinstance(result, FittedCurve) and any(window.error is not None for window in result.windows):
+        shares = ", ".join(
+            f"{window.fraction:g}: {'no fit' if window.error is None else format(window.error, '.3g')}"
+            for window in result.windows
+        )
+        lines.append(f"  mean absolute error on the rest after a first part of {shares}")
     return [*lines, *(f"  warning: {text}" for text in result.warnings)]
 
 

@@ -13,6 +13,7 @@ from jaxrl_llm.scaling.fit import Fit, fit
 from jaxrl_llm.scaling.protocol import fit_published_protocol
 from jaxrl_llm.scaling.sources import NamedCurve
 from jaxrl_llm.scaling.table import law_named
+from jaxrl_llm.scaling.windows import Window, describe_windows, rolling_windows
 from jaxrl_llm.types import UserError
 
 AHEAD = (2.0, 4.0)  # the last compute times these is where a forecast is given
@@ -33,7 +34,8 @@ class Prediction:
 @dataclass(frozen=True)
 class FittedCurve:
     """`fitted` are the points that the fit used (those up to `upto`), `held_out` the later ones. `fit` is None where
-    the points cannot carry one, and then `reason` says why."""
+    the points cannot carry one, and then `reason` says why. `windows` are fits of the curve's first eighth, quarter and
+    half against what came after (of the entire curve, whatever `upto`; none of the published protocol)."""
 
     source: NamedCurve
     law: str
@@ -45,6 +47,7 @@ class FittedCurve:
     reason: str | None
     drawn: Bootstrap | None
     predictions: tuple[Prediction, ...]
+    windows: tuple[Window, ...]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -79,6 +82,7 @@ class FittedCurve:
             "residuals": None,
             "predictions": [vars(prediction) for prediction in self.predictions],
             "forecast_error": self.forecast_error,
+            "windows": describe_windows(self.windows),
             "error": self.reason,
         }
         if self.fit is not None:
@@ -137,21 +141,23 @@ def fit_curve(
         curve = curve.where(curve.compute > 0)
     limit = math.inf if upto is None else upto
     fitted, held_out = curve.where(curve.compute <= limit), curve.where(curve.compute > limit)
+    limits = {name: bounds for name in ("A", "R0") if name in law_named(law).names and name not in (fixed or {})}
     found, reason, drawn = None, None, None
+    windows: list[Window] = []
+    if protocol == "least_squares":
+        windows = rolling_windows(curve, law=law, fixed=fixed, bounds=limits)
     try:
         if protocol == "published":
             found = fit_published_protocol(fitted, R0=(fixed or {}).get("R0"), lower=bounds[0], upper=bounds[1])
+            fitted = fitted.where(fitted.compute >= found.data.columns[0].min())  # it drops the first epoch
         else:
-            limits = {
-                name: bounds for name in ("A", "R0") if name in law_named(law).names and name not in (fixed or {})
-            }
             found = fit(law, fitted, fixed=fixed, bounds=limits)
             drawn = bootstrap(found, kind="block", resamples=resamples, seed=seed)
     except UserError as error:
         whose = "" if upto is None else f"of {len(curve)} points those up to compute {upto:g} cannot be fitted: "
         reason = f"{whose}{error}"
     predictions = () if found is None else _predictions(found, drawn, curve, held_out, at)
-    return FittedCurve(source, law, protocol, upto, fitted, held_out, found, reason, drawn, predictions)
+    return FittedCurve(source, law, protocol, upto, fitted, held_out, found, reason, drawn, predictions, tuple(windows))
 
 
 def _predictions(

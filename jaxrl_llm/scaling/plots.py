@@ -76,8 +76,15 @@ def _plain(axes: Axes) -> Axes:
     return axes
 
 
-def fits_figure(curves: Sequence[FittedCurve], *, scales: Sequence[Scale] | None = None, height: float = 3.6) -> Figure:
-    """Fitted curves side by side on linear, log and straightened axes, one colour a curve.
+def fits_figure(
+    curves: Sequence[FittedCurve],
+    *,
+    kinds: Sequence[str] | None = None,
+    scales: Sequence[Scale] | None = None,
+    height: float = 3.6,
+) -> Figure:
+    """Fitted curves side by side on linear, log and straightened axes, one colour a curve, or one for each of `kinds`
+    (the recipe of each curve).
 
     Full dots were fitted, hollow ones held out; the line is dashed where it is a forecast, the shade is the 95 %
     prediction band. Straightened, a sigmoid is the line ln((R - R0)/(A - R)) = B (ln C - ln C_mid): points outside
@@ -88,11 +95,14 @@ def fits_figure(curves: Sequence[FittedCurve], *, scales: Sequence[Scale] | None
     if scales is None:
         straight = any(curve.fit is not None and curve.law == "sigmoid" for curve in curves)
         scales = ("linear", "log", "straight") if straight else ("linear", "log")
+    kinds = [curve.source.name for curve in curves] if kinds is None else kinds
+    order = list(dict.fromkeys(kinds))
     figure = _new_figure(4.6 * len(scales), height)
     for place, scale in enumerate(scales, start=1):
         axes = _plain(figure.add_subplot(1, len(scales), place))
-        for index, curve in enumerate(curves):
-            _draw_fitted(axes, curve, scale, COLOURS[index % len(COLOURS)])
+        for index, (curve, kind) in enumerate(zip(curves, kinds, strict=True)):
+            label = kind if kind not in kinds[:index] else "_"  # one entry of the legend for each kind
+            _draw_fitted(axes, curve, scale, COLOURS[order.index(kind) % len(COLOURS)], label)
         axes.set_xscale("linear" if scale == "linear" else "log")
         axes.set_xlabel(", ".join(dict.fromkeys(AXIS_LABELS.get(c.source.x, c.source.x) for c in curves)))
         axes.set_ylabel(
@@ -103,7 +113,7 @@ def fits_figure(curves: Sequence[FittedCurve], *, scales: Sequence[Scale] | None
     return figure
 
 
-def _draw_fitted(axes: Axes, curve: FittedCurve, scale: Scale, colour: str) -> None:
+def _draw_fitted(axes: Axes, curve: FittedCurve, scale: Scale, colour: str, label: str) -> None:
     def shown(compute: np.ndarray, reward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if scale != "linear":
             compute, reward = compute[compute > 0], reward[compute > 0]
@@ -126,10 +136,8 @@ def _draw_fitted(axes: Axes, curve: FittedCurve, scale: Scale, colour: str) -> N
         x, y = shown(grid, curve.at(grid))
         axes.plot(x[x <= last], y[x <= last], color=colour, lw=1.8)
         axes.plot(x[x > last], y[x > last], color=colour, lw=1.8, ls=(0, (4, 2)))
-    doubt = "" if curve.fit is not None else " (no fit)"
-    axes.plot(
-        *shown(curve.fitted.compute, curve.fitted.reward), "o", color=colour, ms=4, label=curve.source.name + doubt
-    )
+    label += "" if curve.fit is not None or label == "_" else " (no fit)"
+    axes.plot(*shown(curve.fitted.compute, curve.fitted.reward), "o", color=colour, ms=4, label=label)
     if len(curve.held_out):
         axes.plot(*shown(curve.held_out.compute, curve.held_out.reward), "o", mfc="white", mec=colour, mew=1.3, ms=4.5)
 
