@@ -142,6 +142,8 @@ def _resample(
     R0 = np.full(resamples, fit.params.get("R0", 0.0))
     measured = data.r0_source == "zero"
     if kind in ("residual", "block"):
+        if data.measurements is not None:
+            raise UserError("several rows come from one measurement, so residuals cannot be drawn alone; draw points")
         length = 1 if kind == "residual" else round(N ** (1 / 3)) if block is None else block
         if not 1 <= length <= N:
             raise UserError(f"a block of {length} does not fit {N} points; choose 1 to {N}")
@@ -150,7 +152,9 @@ def _resample(
             noise = generator.choice(pool, size=(resamples, len(data.zeros))).mean(axis=1)
             R0 = _clipped(data, R0 + noise)
     elif kind == "points":
-        weights = data.weights * generator.multinomial(N, np.full(N, 1 / N), size=resamples)
+        source = np.arange(N) if data.measurements is None else data.measurements
+        count = int(source.max()) + 1
+        weights = data.weights * generator.multinomial(count, np.full(count, 1 / count), size=resamples)[:, source]
         if measured:
             R0 = generator.choice(data.zeros, size=(resamples, len(data.zeros))).mean(axis=1)
     else:

@@ -25,29 +25,38 @@ def search_covariance(
 ) -> Estimate:
     """Covariance of the `moving` [P] bool parameters, and of the `measured` ones, from the Jacobian [N, P].
 
-    Least squares: s^2 (J^T W J)^-1 with N - F degrees of freedom; N is the sum of the weights, since a measurement that
-    appears twice at weight 1/2 is one. A parameter measured apart (R0 at zero compute) enters with its measurements.
+    Least squares: s^2 (J^T W J)^-1 with N - F degrees of freedom. Where rows share a measurement, the sandwich of the
+    measurements' summed scores. A parameter measured apart (R0 at zero compute) was held in the fit: its noise reaches
+    the others through -(J^T W J)^-1 J^T W j, j its own column.
     Huber loss: the sandwich b / a^2 (J^T J)^-1 of an M-estimator, with b the mean square of the loss's derivative and a
     the share of the residuals' density within delta of 0, smoothed since few of them lie there.
     """
-    order = np.concatenate([np.flatnonzero(moving), np.flatnonzero(measured)])
-    names = tuple(data.names[index] for index in order)
-    free = int(moving.sum())
-    J, weights = jacobian[:, order], data.weights
-    normal = (J * weights[:, None]).T @ J
-    total = float(weights.sum())
-    square = float(np.sum(weights * residuals**2))
-    if measured.any():
-        normal[-1, -1] += len(data.zeros)
-        square += float(np.sum(np.square(data.zeros - data.zeros.mean())))
-        total += len(data.zeros)
-        free += 1
-    freedom = max(round(total) - free, 1)
-    noise = float(np.sqrt(square / freedom))
-    inverse = _inverse(normal)
-    if data.law.huber is None:
-        return Estimate(names, noise**2 * inverse, noise, freedom)
-    return Estimate(names, _sandwich(residuals, data.law.huber) * total / freedom * inverse, noise, freedom)
+    names = [data.names[index] for index in np.flatnonzero(moving)]
+    J, weights = jacobian[:, moving], data.weights
+    inverse = _inverse((J * weights[:, None]).T @ J) if names else np.zeros((0, 0))
+    measurements = len(data) if data.measurements is None else int(data.measurements.max()) + 1
+    freedom = max(measurements - len(names), 1)
+    noise = float(np.sqrt(np.sum(weights * residuals**2) / freedom))
+    if data.law.huber is not None:
+        matrix = _sandwich(residuals, data.law.huber) * measurements / freedom * inverse
+    elif data.measurements is not None:
+        scores = np.zeros((measurements, len(names)))
+        np.add.at(scores, data.measurements, J * (weights * residuals)[:, None])
+        matrix = inverse @ (scores.T @ scores) @ inverse * measurements / freedom
+    else:
+        matrix = noise**2 * inverse
+    if not measured.any():
+        return Estimate(tuple(names), matrix, noise, freedom)
+    own = jacobian[:, measured]
+    passed_on = -inverse @ (J * weights[:, None]).T @ own  # [F, 1]
+    # The wrong R0 leaves a misfit behind as well, which the residuals' noise must not be charged with.
+    misfit = float(np.sum(weights[:, None] * (own + J @ passed_on) ** 2)) / len(data.zeros)
+    shrink = freedom / (freedom + misfit)
+    noise, matrix = noise * np.sqrt(shrink), matrix * shrink
+    variance = noise**2 / len(data.zeros)
+    cross = variance * passed_on
+    whole = np.block([[matrix + cross @ passed_on.T, cross], [cross.T, np.full((1, 1), variance)]])
+    return Estimate((*names, data.names[int(np.flatnonzero(measured)[0])]), whole, noise, freedom)
 
 
 def _inverse(normal: np.ndarray) -> np.ndarray:

@@ -20,7 +20,8 @@ class Data:
     """One data set of one law, float64. `columns` [C, N], `response`, `weights` [N]; `labels` names the G groups and
     `groups` [N] (int) says whose each point is (empty where the data has none). `low` and `high` [P] bound the
     parameters (equal: held fixed), `names` [P] names them, per-group ones as NAME[label]. `zeros` holds the rewards
-    measured at zero compute, where R0 (their mean) was taken from them and they are not among the points; `reward_low` is then R0's lower bound."""
+    measured at zero compute, where R0 (their mean) was taken from them and they are not among the points; `reward_low` is then R0's lower bound. `measurements` [N] numbers
+    the measurement that each row comes from, where several rows come from one."""
 
     law: Law
     columns: np.ndarray
@@ -33,7 +34,8 @@ class Data:
     high: np.ndarray
     r0_source: R0Source
     zeros: np.ndarray
-    reward_low: float = 0.0
+    reward_low: float
+    measurements: np.ndarray | None
 
     def __len__(self) -> int:
         return len(self.response)
@@ -84,6 +86,7 @@ def prepare(
     *,
     weights: Any = None,
     groups: Sequence[Any] | None = None,
+    measurements: Any = None,
     fixed: Mapping[str, float] | None = None,
     free: Sequence[str] = (),
     bounds: Mapping[str, tuple[float, float]] | None = None,
@@ -95,6 +98,11 @@ def prepare(
     if weights.shape != (count,) or not np.all(np.isfinite(weights)) or np.any(weights <= 0):
         raise UserError(f"weights must be {count} positive numbers, one for each point")
     labels, of = _grouped(law, count, groups)
+    of_one = None
+    if measurements is not None:
+        if len(measurements) != count or law.levels is not None:
+            raise UserError(f"measurements must number the {count} rows, and only of laws that repeat them ({law.name})")
+        of_one = np.unique(np.asarray(measurements), return_inverse=True)[1]
     if law.levels is not None:
         for index in range(max(len(labels), 1)):
             rows = of == index if len(labels) else np.ones(count, bool)
@@ -123,7 +131,7 @@ def prepare(
             columns, response, weights, of = columns[:, ~at_zero], response[~at_zero], weights[~at_zero], of[~at_zero]
     least, greatest = _limits(law, names, columns, response, bounds)
     low, high = _held(names, least, greatest, fixed)
-    found = Data(law, columns, response, weights, labels, of, names, low, high, source, zeros, float(least[-1]))
+    found = Data(law, columns, response, weights, labels, of, names, low, high, source, zeros, float(least[-1]), of_one)
     _refuse(found, np.concatenate([response, zeros]), dict(zip(names, zip(least, greatest, strict=True), strict=True)))
     return found
 

@@ -118,6 +118,7 @@ def fit(
     *,
     weights: Any = None,
     groups: Sequence[Any] | None = None,
+    measurements: Any = None,
     fixed: Mapping[str, float] | None = None,
     free: Sequence[str] = (),
     bounds: Mapping[str, tuple[float, float]] | None = None,
@@ -128,12 +129,22 @@ def fit(
 
     `data` has the law's columns and its response by name, each [N]; a `Curve` does for the laws of reward over compute.
     `weights` [N] are relative; `groups` [N] labels the points (models of the "tan" laws; seeds of one recipe, which
-    share all parameters, of the sigmoid). `fixed` holds parameters by name, `bounds` replaces bounds. For the sigmoid,
+    share all parameters, of the sigmoid); `measurements` [N] numbers them where one measurement makes several rows
+    (`tan.both_axes`). `fixed` holds parameters by name, `bounds` replaces bounds. For the sigmoid,
     rewards at zero compute are taken as measurements of R0, unless R0 is fixed or named in `free`. `starts` [S, P]
     replaces the law's own starts. Raises UserError where the data cannot carry a fit.
     """
-    options = {"weights": weights, "groups": groups, "fixed": fixed, "free": free, "bounds": bounds}
-    return fit_many(law, [prepare(law_named(law), data, **options)], starts=starts, level=level)[0]
+    checked = prepare(
+        law_named(law),
+        data,
+        weights=weights,
+        groups=groups,
+        measurements=measurements,
+        fixed=fixed,
+        free=free,
+        bounds=bounds,
+    )
+    return fit_many(law, [checked], starts=starts, level=level)[0]
 
 
 def fit_many(

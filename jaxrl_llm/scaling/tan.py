@@ -96,10 +96,11 @@ def intercept(N: Any, X: Any, L: Any, K_max: Any, N_0: Any) -> float:
     return float(np.mean(np.log(L) + slope(N, K_max, N_0) * np.log(X)))
 
 
-def both_axes(N: Any, C: Any, D: Any, L: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Columns and weights for the law "tan_both" from runs with C and D at each loss, all [N].
+def both_axes(N: Any, C: Any, D: Any, L: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Columns for the law "tan_both" and options for its fit, from runs with C and D at each loss, all [N].
 
-    Every measurement appears twice, once for each axis, at weight 1/2: it is one measurement.
+    Every measurement appears twice, once for each axis, at weight 1/2, and says that it is one. Group labels must be
+    given twice over as well.
     """
     N, C, D, L = (np.asarray(value, np.float64) for value in (N, C, D, L))
     data = {
@@ -108,7 +109,7 @@ def both_axes(N: Any, C: Any, D: Any, L: Any) -> tuple[dict[str, np.ndarray], np
         "compute_axis": np.concatenate([np.ones(len(C)), np.zeros(len(D))]),
         "loss": np.concatenate([L, L]),
     }
-    return data, np.full(2 * len(L), 0.5)
+    return data, {"weights": np.full(2 * len(L), 0.5), "measurements": np.tile(np.arange(len(L)), 2)}
 
 
 def starts(columns: tuple[np.ndarray, ...], y: np.ndarray, groups: np.ndarray) -> np.ndarray:

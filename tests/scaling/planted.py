@@ -18,8 +18,7 @@ class Planted:
     noise: float  # of a measurement, in the law's link
     groups: list[str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    zero: bool = False  # a measurement at zero compute comes first
-    pairs: bool = False  # every measurement appears twice, once for each axis
+    pairs: bool = False  # every measurement appears twice, at C and at D, and C is not quite N D phi
 
     def values(self) -> np.ndarray:
         """The noiseless response in the law's link."""
@@ -37,7 +36,11 @@ class Planted:
         law = LAWS[self.law]
         y = self.values() + (0.0 if noise is None else self.noise * noise)
         response = y if law.log_function is None else np.exp(y)
-        return prepare(law, {**self.columns, law.response.name: response}, groups=self.groups, **self.options)
+        columns = dict(self.columns)
+        if self.pairs and noise is not None:
+            # An independent draw, though not a fresh one: lengths wander by a tenth.
+            columns["X"] = columns["X"] * np.exp(0.1 * np.roll(noise, 7) * columns["compute_axis"])
+        return prepare(law, {**columns, law.response.name: response}, groups=self.groups, **self.options)
 
     def draw(self, generator: np.random.Generator) -> np.ndarray:
         count = len(next(iter(self.columns.values())))
@@ -65,7 +68,7 @@ _GRID_N, _GRID_D = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e6, 1e9, 
 
 CASES: dict[str, Planted] = {
     "sigmoid, R0 free": Planted("sigmoid", {"compute": COMPUTE}, SCALERL, 0.01),
-    "sigmoid, R0 measured": Planted("sigmoid", {"compute": WITH_ZERO}, SCALERL, 0.01, zero=True),
+    "sigmoid, R0 measured": Planted("sigmoid", {"compute": WITH_ZERO}, SCALERL, 0.01),
     "sigmoid, R0 fixed": Planted("sigmoid", {"compute": COMPUTE}, SCALERL, 0.01, options={"fixed": {"R0": 0.35}}),
     "sigmoid, A fixed": Planted("sigmoid", {"compute": COMPUTE}, SCALERL, 0.01, options={"fixed": {"A": 0.61}}),
     "sigmoid, A and R0 fixed": Planted(
@@ -94,14 +97,14 @@ CASES: dict[str, Planted] = {
     "tan_both": Planted(
         "tan_both",
         {
-            "N": np.tile(_SIZES, 2),
-            "X": np.concatenate([_FLOPS, _SAMPLES]),
-            "compute_axis": np.repeat([1.0, 0.0], len(_SIZES)),
+            name: column
+            for name, column in tan.both_axes(_SIZES, _FLOPS, _SAMPLES, np.ones(len(_SIZES)))[0].items()
+            if name != "loss"
         },
         {**tan.PUBLISHED["base", "D", "inter"]._asdict(), "phi": PHI, **_E_D},
         0.01,
         groups=_LABELS * 2,
-        options={"weights": np.full(2 * len(_SIZES), 0.5)},
+        options=tan.both_axes(_SIZES, _FLOPS, _SAMPLES, np.ones(len(_SIZES)))[1],
         pairs=True,
     ),
     "tan_line": Planted("tan_line", {"X": np.geomspace(1e18, 1e21, 20)}, {"k": 0.05, "E": 1.9}, 0.01),
