@@ -55,7 +55,7 @@ class FittedCurve:
         own = self.fit.warnings if self.fit is not None else ()
         refits = ()
         if self.drawn is not None and self.drawn.converged < 0.95:
-            refits = (f"only {self.drawn.converged:.0%} of the resampled fits converged: the bands are too narrow",)
+            refits = (f"only {self.drawn.converged:.0%} of the resampled fits converged: the bands rest on those",)
         return (*self.source.warnings, *own, *refits)
 
     @property

@@ -155,9 +155,9 @@ def _fit_part(
     fixed: Mapping[str, float] | None,
     ahead: tuple[float, ...],
 ) -> LawFit:
-    weights = None
+    options: dict[str, np.ndarray] = {}
     if law == "tan_both":
-        data, weights = both_axes(data["N"], data["C"], data["D"], data["loss"])
+        data, options = both_axes(data["N"], data["C"], data["D"], data["loss"])
         labels = None if labels is None else labels + labels
     last = law_named(law).columns[-1].name
     used = np.ones(len(data[last]), bool) if upto is None else data[last] <= upto
@@ -166,9 +166,9 @@ def _fit_part(
         found = fit(
             law,
             {column: values[used] for column, values in data.items()},
-            weights=weights,
             groups=None if labels is None else [label for label, kept in zip(labels, used, strict=True) if kept],
             fixed=fixed,
+            **options,
         )
     except UserError as error:
         reason = str(error)
