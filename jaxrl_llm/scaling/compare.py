@@ -292,7 +292,7 @@ def _warnings(made: Sequence[Recipe]) -> list[str]:
     ]
     if all(len(recipe.fits) < 2 for recipe in made):
         found.append(
-            "one seed of each recipe: the confidence knows the noise along a run, not how far seeds differ "
+            "at most one seed of each recipe can be used: the confidence knows the noise along a run, not how far seeds differ "
             f"(ScaleRL: A within {MARGIN:g})"
         )
     return found

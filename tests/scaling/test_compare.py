@@ -107,7 +107,7 @@ def test_single_seeds_are_compared_with_a_warning():
     found = compare({"a": {"0": curve(0.61, seed=0)}, "b": {"0": curve(0.70, seed=1)}})
     assert found.verdicts[0].better == "b"
     assert found.verdicts[0].left_out == 0
-    assert any("one seed of each recipe" in text for text in found.warnings)
+    assert any("at most one seed of each recipe" in text for text in found.warnings)
 
 
 def test_what_is_no_comparison_is_refused():
