@@ -68,15 +68,17 @@ def render_report(run: RunFiles) -> str:
 def _tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     fit = summary["fit"]
     forecast_note = "no forecast, see below"
-    told = fit is not None and "A" not in fit["undetermined"]
     if fit is not None:
         low, high = fit["interval"]["A"]
-        forecast_note = f"95 %: {low:.3f} to {high:.3f}" if told else "not determined by the first half"
+        forecast_note = f"95 %: {low:.3f} to {high:.3f}"
+        if "A" in fit["undetermined"]:
+            forecast_note = "not determined by the first half, see below"
+    known_A = fit["A"] if fit is not None and "A" not in fit["undetermined"] else None
     metric = summary["metric"] or "evaluation"
     return [
         _tile(f"{metric}, last", summary["eval_last"], ".3f", f"first {_text(summary['eval_first'], '.3f')}"),
         _tile(f"{metric}, best", summary["eval_best"], ".3f", f"{summary['evaluations']} evaluations"),
-        _tile("forecast asymptote A", fit["A"] if told else None, ".3f", forecast_note),
+        _tile("forecast asymptote A", known_A, ".3f", forecast_note),
         _tile("forecast error", summary["forecast_error"], ".4f", "mean absolute, held-out half"),
         _tile("largest lag", summary["lag_max"], "d", f"bound {_text(summary['lag_bound'], 'd')}"),
         _tile("largest mismatch", summary["mismatch_max"], ".2e", "nats, sampler against trainer"),
@@ -156,20 +158,19 @@ def _fit_rows(forecasts: Mapping[str, Forecast]) -> list[dict[str, Any]]:
                 rows.append({"label": label, "reason": reason})
                 continue
             fit, interval = part.fit, part.interval
-            forms = {"A": ".3f", "B": ".3g", "C_mid": ".3g", "R0": ".3f"}
             rows.append(
                 {
                     "label": label,
                     "reason": None,
                     "points": fit.points,
                     **{
-                        name: "not determined" if name in fit.undetermined else format(fit.params[name], form)
-                        for name, form in forms.items()
+                        key: "not determined" if key in fit.undetermined else format(fit.params[key], form)
+                        for key, form in (("A", ".3f"), ("B", ".3g"), ("C_mid", ".3g"), ("R0", ".3f"))
                     },
                     "error": _text(error, ".4f"),
                     **{
-                        f"{name}_interval": "{:{form}} to {:{form}}".format(*interval[name], form=forms[name])
-                        for name in ("A", "B", "C_mid")
+                        f"{key}_interval": "{:{form}} to {:{form}}".format(*interval[key], form=form)
+                        for key, form in (("A", ".3f"), ("B", ".3g"), ("C_mid", ".3g"))
                     },
                 }
             )

@@ -16,7 +16,7 @@ from jax import Array
 
 from jaxrl_llm.scaling.device import in_chunks, padded
 from jaxrl_llm.scaling.lanes import best_lane, best_starts
-from jaxrl_llm.scaling.law import Law
+from jaxrl_llm.scaling.law import Law, Program
 from jaxrl_llm.scaling.least_squares import levenberg_marquardt
 from jaxrl_llm.scaling.projection import fit_levels
 from jaxrl_llm.scaling.robust import minimise_huber
@@ -79,33 +79,33 @@ def from_search(law: Law, groups: int, coordinates: np.ndarray) -> np.ndarray:
     return np.where(log, np.exp(np.where(log, coordinates, 0.0)), coordinates)
 
 
-def _values(law: Law, p: Array, problem: _Problem) -> Array:
+def _values(program: Program, p: Array, problem: _Problem) -> Array:
     """The law at the problem's points [N], in its link, for search coordinates p [P]."""
     groups = problem.groups.shape[0]
     position, values = 0, []
-    for parameter in law.parameters:
-        size = groups if parameter.per_group else 1
+    for log, per_group in zip(program.logs, program.per_group, strict=True):
+        size = groups if per_group else 1
         part = p[position : position + size]
-        part = jnp.exp(part) if parameter.log else part
-        values.append(part @ problem.groups if parameter.per_group else part[0])
+        part = jnp.exp(part) if log else part
+        values.append(part @ problem.groups if per_group else part[0])
         position += size
-    return law.link(*problem.columns, *values)
+    return program.link(*problem.columns, *values)
 
 
-@functools.partial(jax.jit, static_argnames="law")
-def _descend(problems: _Problem, iterations: Array, *, law: Law) -> tuple[Array, ...]:
+@functools.partial(jax.jit, static_argnames="program")
+def _descend(problems: _Problem, iterations: Array, *, program: Program) -> tuple[Array, ...]:
     def one(problem: _Problem) -> tuple[Array, Array, Array]:
         def residuals(p: Array) -> Array:
-            return jnp.where(problem.root_weight > 0, problem.root_weight * (_values(law, p, problem) - problem.y), 0.0)
+            return jnp.where(problem.root_weight > 0, problem.root_weight * (_values(program, p, problem) - problem.y), 0.0)
 
-        if law.huber is not None:
+        if program.huber is not None:
             return minimise_huber(
-                lambda p: _values(law, p, problem) - problem.y,
+                lambda p: _values(program, p, problem) - problem.y,
                 jnp.square(problem.root_weight),
                 problem.start,
                 problem.low,
                 problem.high,
-                delta=law.huber,
+                delta=program.huber,
                 max_iterations=iterations,
             )
         return levenberg_marquardt(
@@ -120,11 +120,11 @@ def _descend(problems: _Problem, iterations: Array, *, law: Law) -> tuple[Array,
     return tuple(jax.vmap(one)(problems))
 
 
-@functools.partial(jax.jit, static_argnames="law")
-def _linearise(problems: _Problem, *, law: Law) -> tuple[Array, ...]:
+@functools.partial(jax.jit, static_argnames="program")
+def _linearise(problems: _Problem, *, program: Program) -> tuple[Array, ...]:
     def one(problem: _Problem) -> tuple[Array, Array]:
-        columns = jax.jacfwd(lambda p: _values(law, p, problem))(problem.start)
-        return _values(law, problem.start, problem), jnp.where(problem.root_weight[:, None] > 0, columns, 0.0)
+        columns = jax.jacfwd(lambda p: _values(program, p, problem))(problem.start)
+        return _values(program, problem.start, problem), jnp.where(problem.root_weight[:, None] > 0, columns, 0.0)
 
     return jax.vmap(one)(problems)
 
@@ -181,7 +181,7 @@ def solve(
         spread = _Problem(*(np.repeat(field, lanes, axis=0) for field in per_set))
         clipped = np.clip(start, per_set.low[:, None], per_set.high[:, None])
         problems = spread._replace(start=clipped.reshape(sets * lanes, width))
-        return in_chunks(lambda part: _descend(part, jnp.asarray(iterations, jnp.int32), law=law), problems)
+        return in_chunks(lambda part: _descend(part, jnp.asarray(iterations, jnp.int32), program=law.program), problems)
 
     start = to_search(law, batch.groups.shape[1], starts)
     if shortlist is not None and shortlist < lanes:
@@ -242,6 +242,6 @@ def _held(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
 def linearise(law: Law, batch: Batch, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The law's values [K, N] in its link, and their Jacobian [K, N, P] in search coordinates, at parameters [K, P]."""
     problems = _problems(law, batch, parameters, parameters, parameters)
-    values, jacobian = in_chunks(lambda part: _linearise(part, law=law), problems)
+    values, jacobian = in_chunks(lambda part: _linearise(part, program=law.program), problems)
     points = batch.y.shape[1]
     return values[:, :points], jacobian[:, :points]

@@ -2,9 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+
+class Program(NamedTuple):
+    """What a compiled descent depends on: laws that share it share the compiled program."""
+
+    link: Callable[..., Any]
+    logs: tuple[bool, ...]
+    per_group: tuple[bool, ...]
+    huber: float | None
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,14 @@ class Law:
         """The parameters' names, in the order of the function's arguments."""
         return tuple(parameter.name for parameter in self.parameters)
 
-    def link(self, *arguments: Any) -> Any:
+    @property
+    def link(self) -> Callable[..., Any]:
         """The quantity that residuals are taken in: the response or its ln."""
-        return (self.function if self.log_function is None else self.log_function)(*arguments)
+        return self.function if self.log_function is None else self.log_function
+
+    @property
+    def program(self) -> Program:
+        """The part of the law that is compiled."""
+        return Program(
+            self.link, tuple(p.log for p in self.parameters), tuple(p.per_group for p in self.parameters), self.huber
+        )

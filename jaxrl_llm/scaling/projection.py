@@ -24,7 +24,7 @@ from jaxrl_llm.scaling.least_squares import levenberg_marquardt
 Shape = Literal["sigmoid", "power"]
 
 _ZERO_COMPUTE = -1e6  # ln C of a point at C = 0: the sigmoid is exactly R0 there
-_SHORT, _LONG = 6, 200  # iterations
+_SHORT, _LONG = 6, 1000  # iterations; where noise is as large as the rise the last steps are many and small
 
 
 class _Problem(NamedTuple):

@@ -55,7 +55,7 @@ def minimise_huber(
         values, push_residuals = jax.linearize(residuals, p)
         columns = jax.vmap(push_residuals)(basis)
         weight = weights * jnp.minimum(1.0, delta / jnp.maximum(jnp.abs(values), delta))
-        return huber_sum(values, weights, delta), gradient, jax.vmap(push)(basis), jnp.sum(weight * columns * columns, axis=1)
+        return huber_sum(values, weights, delta), gradient, jax.vmap(push)(basis), jnp.square(columns) @ weight
 
     def free(state: _State) -> Array:
         return ~(((state.parameters <= low) & (state.gradient > 0)) | ((state.parameters >= high) & (state.gradient < 0)))
