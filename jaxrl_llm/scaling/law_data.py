@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.scaling.files import Table, read_table
+from jaxrl_llm.scaling.files import read_table
 from jaxrl_llm.scaling.fit import Fit, fit
 from jaxrl_llm.scaling.fitted import finite
 from jaxrl_llm.scaling.law import Law
+from jaxrl_llm.scaling.sources import split_groups
 from jaxrl_llm.scaling.table import law_named
 from jaxrl_llm.scaling.tan import both_axes
 from jaxrl_llm.types import UserError
@@ -130,7 +131,7 @@ def fit_law(
             f"{law} has {len(names)} columns, so --at cannot name a point of it; use the predictions of a plan"
         )
     per_model = any(parameter.per_group for parameter in rule.parameters)
-    parts = [(Path(path).stem, table)] if group is None or per_model else _split(table, group)
+    parts = [(Path(path).stem, table)] if group is None or per_model else split_groups(table, group)
     made = []
     for name, part in parts:
         data = {column: part.numbers(own) for column, own in zip(names, given, strict=True)}
@@ -138,11 +139,6 @@ def fit_law(
         labels = tuple(map(str, part.values(group))) if group is not None and per_model else None
         made.append(_fit_part(name, Path(path), law, data, labels, upto, fixed, tuple(ahead)))
     return made
-
-
-def _split(table: Table, group: str) -> list[tuple[str, Table]]:
-    keys = list(map(str, table.values(group)))
-    return [(key, table.keep(i for i, found in enumerate(keys) if found == key)) for key in dict.fromkeys(keys)]
 
 
 def _fit_part(

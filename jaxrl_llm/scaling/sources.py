@@ -40,7 +40,9 @@ class NamedCurve:
     warnings: tuple[str, ...] = ()
 
     def check_bounds(self, lower: float, upper: float) -> None:
-        """Raise UserError naming file and line of a reward outside [lower, upper]."""
+        """Raise UserError naming file and line of a reward outside [lower, upper], or bounds that are none."""
+        if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
+            raise UserError(f"the reward's bounds {lower:g} and {upper:g} are not a lower and a higher number")
         outside = np.flatnonzero((self.curve.reward < lower) | (self.curve.reward > upper))
         if outside.size:
             at = outside[0]
@@ -108,11 +110,24 @@ def _groups(table: Table, x: str, y: str, group: str | None) -> list[tuple[str, 
                 f"{', ...' if len(values) > 4 else ''}; name the column that tells them apart (--group {column})"
             )
         return [(table.path.stem, table)]
+    return split_groups(table, group)
+
+
+def split_groups(table: Table, group: str) -> list[tuple[str, Table]]:
+    """A table's rows by the values of its columns `group` (several: with commas), in order of first appearance.
+
+    Raises UserError naming file and line of a row that has no value there.
+    """
     columns = [name.strip() for name in group.split(",")]
-    keys = list(zip(*(map(str, table.values(column)) for column in columns), strict=True))
-    return [
-        ("/".join(key), table.keep(i for i, found in enumerate(keys) if found == key)) for key in dict.fromkeys(keys)
-    ]
+    for column in columns:
+        for place, value in zip(table.places, table.values(column), strict=True):
+            if missing(value):
+                raise UserError(f"{table.path} {place} has no {column}, so it belongs to no group; fill it in")
+    keys = ["/".join(map(str, row)) for row in zip(*(table.values(column) for column in columns), strict=True)]
+    rows: dict[str, list[int]] = {}
+    for index, key in enumerate(keys):
+        rows.setdefault(key, []).append(index)
+    return [(key, table.keep(own)) for key, own in rows.items()]
 
 
 def _telling(table: Table, x: str, y: str) -> list[str]:

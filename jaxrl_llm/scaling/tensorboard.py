@@ -53,7 +53,7 @@ def read_events(path: str | Path) -> list[EventRun]:
     path = Path(path)
     files = [path] if is_event_file(path) else sorted(file for file in path.rglob("*") if is_event_file(file))
     if not files:
-        raise UserError(f"{path} holds no TensorBoard event files (their names contain tfevents)")
+        raise UserError(f"{path} is no run directory and holds no TensorBoard event files (names with tfevents)")
     runs = []
     for folder in dict.fromkeys(file.parent for file in files):
         tags: dict[str, Scalars] = {}

@@ -117,6 +117,12 @@ def test_runs_mixed_in_one_file_are_refused_though_their_compute_is_sorted(tmp_p
     assert [len(c.curve) for c in read_curves(path, group="seed")] == [4, 4]
 
 
+def test_a_row_without_a_group_is_named(tmp_path):
+    path = write(tmp_path, "a.csv", "run,compute,reward\na,1,.1\n,2,.2\n")
+    with pytest.raises(UserError, match=r"a\.csv line 3 has no run, so it belongs to no group"):
+        read_curves(path, group="run")
+
+
 def test_a_column_that_only_labels_the_rows_is_no_group(tmp_path):
     path = write(tmp_path, "a.csv", "name,compute,reward\n" + "".join(f"step{k},{k},{k / 10}\n" for k in range(8)))
     assert len(read_curve(path)) == 8
@@ -127,6 +133,9 @@ def test_a_reward_outside_the_bounds_is_named_by_its_line(tmp_path):
     with pytest.raises(UserError, match=r"a\.csv line 3: reward is 60, outside \[0, 1\] \(2 such points\)"):
         found.check_bounds(0.0, 1.0)
     found.check_bounds(0.0, 100.0)
+    for lower, upper in ((1.0, 0.0), (0.0, float("nan"))):
+        with pytest.raises(UserError, match="not a lower and a higher number"):
+            found.check_bounds(lower, upper)
 
 
 def test_a_long_curve_is_averaged_with_a_warning(tmp_path):
