@@ -8,10 +8,11 @@ Usable without the rest of the package: a CSV with a compute and a reward column
 """
 
 from jaxrl_llm.scaling.bootstrap import Bootstrap, bootstrap, bootstrap_many
-from jaxrl_llm.scaling.curves import Curve, curve_of_points, read_curve
+from jaxrl_llm.scaling.curves import Curve, curve_of_points
 from jaxrl_llm.scaling.data import Data, prepare
 from jaxrl_llm.scaling.fit import Fit, fit, fit_many
 from jaxrl_llm.scaling.forecast import Forecast, forecast, forecast_curve
+from jaxrl_llm.scaling.sources import NamedCurve, read_curve, read_curves
 from jaxrl_llm.scaling.table import LAWS, law_named
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Data",
     "Fit",
     "Forecast",
+    "NamedCurve",
     "bootstrap",
     "bootstrap_many",
     "curve_of_points",
@@ -31,4 +33,5 @@ __all__ = [
     "law_named",
     "prepare",
     "read_curve",
+    "read_curves",
 ]
