@@ -90,13 +90,13 @@ class Event:
 class Waits:
     """Seconds since the last report, added over all samplers.
 
-    `present_s`: how long samplers were there. `empty_s`: how long they had nothing to do at all, by reason: "trainer"
-    (the lag bound), "stock" (enough finished groups wait), "weights" (newer ones are on their way and would do),
-    "prompts" (none left), "back_off", "silent" (it has not answered in time), "start". `idle_share`: share of slot
-    seconds without a sequence.
+    `samplers`: how many there were, averaged over time. `empty_s`: how long they had nothing to do at all, by reason:
+    "trainer" (the lag bound), "stock" (enough finished groups wait), "weights" (it could start with newer ones, which
+    it does not hold yet), "prompts" (none left), "back_off", "silent" (it has not answered in time), "start".
+    `idle_share`: share of slot seconds without a sequence.
     """
 
-    present_s: float
+    samplers: float
     empty_s: dict[str, float]
     idle_share: float
 
@@ -184,10 +184,11 @@ class Coordinator:
         self._pinned: dict[int, _Group] = {}  # evaluation's, until they are taken
         self._next_pinned = -1
         self._finished: list[int] = []  # ready groups, in the order they became so
+        self._ages_s: dict[int, float] = {}
         self._exhausted = False
         self._now = 0.0
         self._started = False
-        self._present_s = self._slot_s = self._idle_slot_s = 0.0
+        self._elapsed_s = self._present_s = self._slot_s = self._idle_slot_s = 0.0
         self._empty_s: defaultdict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
         self._cancels: list[Cancel] = []
@@ -352,11 +353,13 @@ class Coordinator:
         if chosen is None:
             return None
         groups = []
+        self._ages_s = {}
         for group_id in chosen:
             self._finished.remove(group_id)
-            scored = self._groups.pop(group_id).scored
-            assert scored is not None
-            groups.append(scored)
+            group = self._groups.pop(group_id)
+            assert group.scored is not None
+            groups.append(group.scored)
+            self._ages_s[group_id] = self._now - group.issued_at
         self._step += 1
         return groups
 
@@ -424,9 +427,14 @@ class Coordinator:
         return len(self._groups)
 
     @property
-    def exhausted(self) -> bool:
-        """No prompt is left and every group has been taken."""
-        return self._exhausted and not self._groups
+    def exhausted_prompts(self) -> bool:
+        """No prompt is left to issue."""
+        return self._exhausted
+
+    @property
+    def ages_s(self) -> dict[int, float]:
+        """group id -> seconds from its issue to the last `take`, for the groups that it returned."""
+        return dict(self._ages_s)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -437,8 +445,12 @@ class Coordinator:
     def take_waits(self, now: float) -> Waits:
         """How samplers have waited since the last call."""
         self._advance(now)
-        waits = Waits(self._present_s, dict(self._empty_s), self._idle_slot_s / self._slot_s if self._slot_s else 0.0)
-        self._present_s = self._slot_s = self._idle_slot_s = 0.0
+        waits = Waits(
+            samplers=self._present_s / self._elapsed_s if self._elapsed_s else 0.0,
+            empty_s=dict(self._empty_s),
+            idle_share=self._idle_slot_s / self._slot_s if self._slot_s else 0.0,
+        )
+        self._elapsed_s = self._present_s = self._slot_s = self._idle_slot_s = 0.0
         self._empty_s = defaultdict(float)
         return waits
 
@@ -468,6 +480,7 @@ class Coordinator:
         """Book the time since the last call to what samplers did in it."""
         passed = max(0.0, now - self._now) if self._started else 0.0
         self._now, self._started = max(self._now, now), True
+        self._elapsed_s += passed
         for sampler in self._samplers.values():
             self._present_s += passed
             self._slot_s += passed * sampler.slots

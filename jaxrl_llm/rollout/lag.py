@@ -4,7 +4,6 @@ A group that starts under version w has a deadline(w): the newest version it may
 counting (rollout/coordinator.py); the proof of the bound stands in docs/pipeline.md.
 """
 
-import threading
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,36 +38,3 @@ class LagRule:
     def publishes(self, version: int) -> bool:
         """Whether samplers get this version at all."""
         return self.mode != "ppo_off_policy" or version % self.k == 0
-
-
-class LagSlots:
-    """Counts admitted groups; safe to use from the sampling and the training thread."""
-
-    def __init__(self, *, max_lag: int, prompts_per_step: int):
-        self._capacity = self._free = (max_lag + 1) * prompts_per_step
-        self._trained: dict[int, int] = {}  # version -> groups that went into it and still hold their slots
-        self._lock = threading.Lock()
-
-    @property
-    def free(self) -> int:
-        with self._lock:
-            return self._free
-
-    def admit(self) -> None:
-        with self._lock:
-            if self._free == 0:
-                raise RuntimeError("no free slot: wait for release() before admitting a prompt group")
-            self._free -= 1
-
-    def trained(self, version: int, groups: int) -> None:
-        """`groups` admitted groups were used up by the step that makes `version`."""
-        with self._lock:
-            self._trained[version] = self._trained.get(version, 0) + groups
-
-    def release(self, version: int) -> None:
-        """The sampler now holds `version`: every group trained into it or into an older one frees its slot."""
-        with self._lock:
-            groups = sum(self._trained.pop(v) for v in sorted(self._trained) if v <= version)
-            if self._free + groups > self._capacity:
-                raise RuntimeError(f"released {groups} groups with only {self._capacity - self._free} admitted")
-            self._free += groups
