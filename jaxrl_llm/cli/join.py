@@ -1,8 +1,9 @@
 """Joining the rooms into one RL run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from jaxrl_llm.models.flops import peak_flops, sample_flops, train_flops
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.rollout.batching import select
 from jaxrl_llm.rollout.coordinator import Coordinator
+from jaxrl_llm.rollout.exchange import Driver
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.lag import LagRule
 from jaxrl_llm.rollout.local import LocalSampler
@@ -28,14 +30,16 @@ from jaxrl_llm.rollout.rows import RowShape, pack, row_shape
 from jaxrl_llm.rollout.statistics import pass_rate
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.sampler.scheduler import Scheduler
+from jaxrl_llm.sampler.wire_form import WireForm
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
 from jaxrl_llm.train.loop import Compute, Parts
 from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.train.spikes import spike_rule
 from jaxrl_llm.train.state import TrainState, abstract_state
 from jaxrl_llm.train.step import TrainStep, make_score, make_train_step
-from jaxrl_llm.types import EpisodeGroup, Params, Sampling, ThinkingBudget
+from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, Sampling, ThinkingBudget
 from jaxrl_llm.weights import WeightBoard
+from jaxrl_llm.worlds.fleet import Fleet
 
 # Evaluation draws from a seed of its own, so that its samples never repeat a training sample's key.
 _EVAL_SEED_OFFSET = 2**31
@@ -196,6 +200,31 @@ class Saver:
         self._log.state("running", step=step, steps=self._setup.config.train.steps)
 
 
+class OutletParams(NamedTuple):
+    """One version for the sampler in this process and for those in others; None for who is not there."""
+
+    here: Params | None
+    elsewhere: Params | None
+
+
+@dataclass(frozen=True)
+class Outlets:
+    """Where versions go: the board of the sampler in this process, the fleet of those in others and the form in which
+    it takes them; None for what is not there."""
+
+    board: WeightBoard | None
+    fleet: Fleet | None = None
+    wire: WireForm | None = None
+
+    def publish(self, weights: PolicyWeights) -> None:
+        """`weights.params` are OutletParams."""
+        here, elsewhere = weights.params
+        if self.board is not None and here is not None:
+            self.board.publish(PolicyWeights(weights.version, here))
+        if self.fleet is not None:
+            self.fleet.publish(PolicyWeights(weights.version, elsewhere))
+
+
 class Joined:
     """The parts of one RL run, joined; holds no logic of its own."""
 
@@ -211,14 +240,21 @@ class Joined:
         save: Saver,
         log: RunLog,
         progress: Progress,
+        outlets: Outlets,
+        give_up: Callable[[], bool] | None,
     ):
         config = setup.config
         self.setup, self.issuer, self._save, self.log, self.progress = setup, issuer, save, log, progress
         self.engine, self._base, self._reference = setup.engine, base, reference
-        board = WeightBoard()
-        scheduler = self._scheduler(self._policy(state.params), start)
-        sampler = LocalSampler(scheduler, board, how_to_sample(config), slots=config.sampler.slots)
-        self.worker = RolloutWorker(new_coordinator(config, issuer, start), environment, [sampler], board)
+        self._outlets = outlets
+        drivers: list[Driver] = []
+        if outlets.board is not None:
+            scheduler = self._scheduler(self._policy(state.params), start)
+            drivers.append(LocalSampler(scheduler, outlets.board, how_to_sample(config), slots=config.sampler.slots))
+        if outlets.fleet is not None:
+            drivers.append(outlets.fleet)
+            outlets.publish(PolicyWeights(start, self._to_samplers(state.params, here=False)))
+        self.worker = RolloutWorker(new_coordinator(config, issuer, start), environment, drivers, outlets, give_up)
         self._probe_score = make_score(
             config.model,
             mesh=setup.trainer_mesh,
@@ -238,6 +274,14 @@ class Joined:
         """Plain weights for the sampler, which knows no adapters; in its dtype, unless it makes int8 of them."""
         how = self.setup.config.sampler
         return merge(self._base, trained, self.setup.config.adapters, "float32" if how.int8_weights else how.dtype)
+
+    def _to_samplers(self, trained: Params, *, here: bool = True) -> OutletParams:
+        """What every outlet is given of a version, dispatched and not waited for."""
+        policy, outlets = self._policy(trained), self._outlets
+        return OutletParams(
+            self.engine.load_params(policy) if here and outlets.board is not None else None,
+            outlets.wire.make(policy) if outlets.wire is not None else None,
+        )
 
     def parts(self) -> Parts:
         config, algorithm = self.setup.config, rl_algorithm(self.setup)
@@ -260,7 +304,7 @@ class Joined:
             learning_rate=lambda step: float(learning_rate(config.optimizer, step, total_steps=config.train.steps)),
             worker=self.worker,
             issuer=self.issuer,
-            to_sampler=lambda trained: self.engine.load_params(self._policy(trained)),
+            to_sampler=self._to_samplers,
             evaluate=self.evaluate,
             sample_records=self.sample_records,
             save=self._save,

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
 from jaxrl_llm.cli.join import Joined, Saver, lag_rule, new_issuer
 from jaxrl_llm.cli.reference import reference_policy
+from jaxrl_llm.cli.remote import check_deployment, open_outlets, without_deployment
 from jaxrl_llm.cli.reward import OpenedRewardModel, open_reward_model
 from jaxrl_llm.cli.run_dir import opened
 from jaxrl_llm.cli.warm_up import warm_up
-from jaxrl_llm.config import DistributedConfig, RunConfig
+from jaxrl_llm.config import DistributedConfig, RunConfig, SamplerConfig
 from jaxrl_llm.metrics import NoLog, RunLog
 from jaxrl_llm.report.fitting import fit_run
 from jaxrl_llm.report.html import write_report
@@ -44,7 +45,9 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
             "several processes, or train in one"
         )
     # What is left of the configuration is one and the same in all processes.
-    config, device = _without_processes(config), config.device
+    deployment = config.sampler
+    config, device = without_deployment(_without_processes(config)), config.device
+    check_deployment(deployment)
     configure_jax(device)
     world = join_processes(device, place, config_facts(config) if place.count > 1 else {})
     with world.together("checking the configuration"):
@@ -52,7 +55,7 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     check_setups(world, setup)
     judge = open_reward_model(setup) if config.rollout.reward == "model" and reinforce else None
     with opened(run_dir, setup), _stop_signals() as asked:
-        return _run(setup, judge, run_dir, lambda: world.any_process(asked()), reinforce=reinforce)
+        return _run(setup, judge, run_dir, lambda: world.any_process(asked()), deployment, reinforce=reinforce)
 
 
 def _without_processes(config: RunConfig) -> RunConfig:
@@ -83,6 +86,7 @@ def _run(
     judge: OpenedRewardModel | None,
     run_dir: Path,
     stop_requested: Callable[[], bool],
+    deployment: SamplerConfig,
     *,
     reinforce: bool,
 ) -> str:
@@ -103,10 +107,15 @@ def _run(
     with world.together("opening the records"):
         log = RunLog(run_dir, resume_step=start if restored else -1) if world.first else NoLog()
     try:
-        with Progress(run_dir.name, steps=config.train.steps, quiet=not world.first) as progress:
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress(run_dir.name, steps=config.train.steps, quiet=not world.first))
             if restored and not reinforce:
                 progress.say(f"the warm-up of {run_dir} is done; jaxrl train goes on from step {start}")
                 return "finished"
+            # As early as this, so that samplers find the trainer while it warms up.
+            outlets = (
+                stack.enter_context(open_outlets(setup, deployment, run_dir, log, progress)) if reinforce else None
+            )
             base = frozen_base(run_dir, setup, resumed=restored is not None)
             if state is None:
                 params = warm_up(setup, base, log, progress, stop_requested)
@@ -122,12 +131,19 @@ def _run(
             save = Saver(setup, issuer, store, log)
             if not restored:
                 save(0, state, {})
-            if not reinforce:
+            if outlets is None:
                 log.state("finished", step=0, steps=0, message="supervised warm-up only")
                 return "finished"
+            # Several processes stop together, after a step.
+            give_up = stop_requested if world.count == 1 else None
             environment = setup.environment if judge is None else judge.environment()
-            joined = Joined(setup, environment, state, base, reference, start, issuer, save, log, progress)
-            return _reinforce(joined, state, start, extras, run_dir, stop_requested)
+            joined = Joined(
+                setup, environment, state, base, reference, start, issuer, save, log, progress, outlets, give_up
+            )
+            ended = _reinforce(joined, state, start, extras, run_dir, stop_requested)
+            if outlets.fleet is not None:
+                outlets.fleet.finished = ended == "finished"
+            return ended
     finally:
         log.close()
 
