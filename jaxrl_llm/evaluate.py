@@ -46,7 +46,7 @@ def evaluate(
 
 
 def mismatch(
-    groups: Sequence[EpisodeGroup], score: Callable[..., Array], params: Params, shape: RowShape
+    groups: Sequence[EpisodeGroup], score: Callable[..., Array | np.ndarray], params: Params, shape: RowShape
 ) -> tuple[float, float]:
     """(maximum, mean) of |trainer - sampler| log-probability over the sampled tokens of `groups`, in nats.
 

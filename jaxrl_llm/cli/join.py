@@ -26,6 +26,7 @@ from jaxrl_llm.rollout.statistics import pass_rate
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
+from jaxrl_llm.train.lead import Lead, SharedWork
 from jaxrl_llm.train.loop import Compute, Parts
 from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.train.spikes import spike_rule
@@ -160,6 +161,38 @@ class Saver:
         self._log.state("running", step=step, steps=self._setup.config.train.steps)
 
 
+def shared_work(setup: Setup, base: Params | None, reference: Params | None, save: Saver) -> SharedWork:
+    """What every process of the trainer does of an RL run; the train step is compiled."""
+    config, algorithm, how = setup.config, rl_algorithm(setup), setup.config.sampler
+    shape = rl_shape(config, algorithm)
+    probe = packed_shape(config, max(_PROBE_DOCUMENTS, config.eval.samples))
+    return SharedWork(
+        train_step=build_train_step(
+            setup,
+            config.optimizer,
+            algorithm,
+            total_steps=config.train.steps,
+            shape=shape,
+            ema=config.train.ema,
+            reference=reference,
+            base=base,
+        ),
+        row_shape=shape,
+        # Plain weights for the sampler, which knows no adapters; in its dtype, unless it makes int8 of them.
+        policy=lambda trained: merge(base, trained, config.adapters, "float32" if how.int8_weights else how.dtype),
+        score=make_score(
+            config.model,
+            mesh=setup.trainer_mesh,
+            temperature=config.eval.temperature or 1.0,
+            head_chunk=config.train.head_chunk,
+            lora=config.adapters,
+            base=base,
+        ),
+        probe_shape=RowShape(1, probe.microbatches * probe.rows, probe.length),
+        save=save,
+    )
+
+
 class Joined:
     """The parts of one RL run, joined; holds no logic of its own."""
 
@@ -168,18 +201,18 @@ class Joined:
         setup: Setup,
         environment: SingleTurn,
         state: TrainState,
-        base: Params | None,
-        reference: Params | None,
+        work: SharedWork,
+        lead: Lead,
         start: int,
         issuer: GroupIssuer,
-        save: Saver,
         log: RunLog,
         progress: Progress,
     ):
         config = setup.config
         rollout = config.rollout
-        self.setup, self.issuer, self._save, self.log, self.progress = setup, issuer, save, log, progress
-        self.engine, self._base, self._reference = setup.engine, base, reference
+        self.setup, self.issuer, self.log, self.progress = setup, issuer, log, progress
+        self.engine, self._work, self.lead = setup.engine, work, lead
+        self._policy = lead.weights if setup.world.count > 1 else work.policy
         self.slots = LagSlots(max_lag=rollout.max_lag, prompts_per_step=rollout.prompts_per_step)
         self.board = WeightBoard()
         self.worker = RolloutWorker(
@@ -194,44 +227,19 @@ class Joined:
             sampling=_sampling(config, rollout.temperature),
             seed=config.seed,
         )
-        self._probe_score = make_score(
-            config.model,
-            mesh=setup.trainer_mesh,
-            temperature=config.eval.temperature or 1.0,
-            head_chunk=config.train.head_chunk,
-            lora=config.adapters,
-            base=base,
-        )
-        shape = packed_shape(config, max(_PROBE_DOCUMENTS, config.eval.samples))
-        self._probe_shape = RowShape(1, shape.microbatches * shape.rows, shape.length)
 
     def _scheduler(self, params: Params, version: int) -> Scheduler:
         how = self.setup.config.sampler
         return Scheduler(self.engine, params, version=version, refill=how.refill_slots, recompute_kv=how.recompute_kv)
 
-    def _policy(self, trained: Params) -> Params:
-        """Plain weights for the sampler, which knows no adapters; in its dtype, unless it makes int8 of them."""
-        how = self.setup.config.sampler
-        return merge(self._base, trained, self.setup.config.adapters, "float32" if how.int8_weights else how.dtype)
-
     def parts(self) -> Parts:
-        config, algorithm = self.setup.config, rl_algorithm(self.setup)
+        config, algorithm, work = self.setup.config, rl_algorithm(self.setup), self._work
         devices = (self.setup.trainer_mesh, self.engine.mesh, self.setup.reward_mesh)
-        shape = rl_shape(config, algorithm)
-        looks = int(algorithm.looks_back) + int(self._reference is not None)
+        looks = int(algorithm.looks_back) + int(config.algorithm.kl.place != "none")
         return Parts(
-            train_step=build_train_step(
-                self.setup,
-                config.optimizer,
-                algorithm,
-                total_steps=config.train.steps,
-                shape=shape,
-                ema=config.train.ema,
-                reference=self._reference,
-                base=self._base,
-            ),
+            train_step=self.lead.train_step,
             select=partial(select, how=bind_selection(config)),
-            row_shape=shape,
+            row_shape=work.row_shape,
             learning_rate=lambda step: float(learning_rate(config.optimizer, step, total_steps=config.train.steps)),
             worker=self.worker,
             slots=self.slots,
@@ -240,7 +248,7 @@ class Joined:
             to_sampler=lambda trained: self.engine.load_params(self._policy(trained)),
             evaluate=self.evaluate,
             sample_records=self.sample_records,
-            save=self._save,
+            save=self.lead.save,
             log=self.log,
             compute=Compute(
                 train_flops=lambda n: (
@@ -268,7 +276,7 @@ class Joined:
         )
         episodes = [episode for group in groups for episode in group.episodes]
         probed = groups[: max(1, _PROBE_DOCUMENTS // config.eval.samples)]
-        highest, mean = mismatch(probed, self._probe_score, params, self._probe_shape)
+        highest, mean = mismatch(probed, self.lead.score, params, self._work.probe_shape)
         return {
             "metric": f"mean@{config.eval.samples}",
             "value": pass_rate(groups),

@@ -14,7 +14,7 @@ from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
 from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
-from jaxrl_llm.cli.join import Joined, Saver, new_issuer
+from jaxrl_llm.cli.join import Joined, Saver, new_issuer, shared_work
 from jaxrl_llm.cli.reference import reference_policy
 from jaxrl_llm.cli.reward import OpenedRewardModel, open_reward_model
 from jaxrl_llm.cli.run_dir import opened
@@ -24,6 +24,7 @@ from jaxrl_llm.metrics import NoLog, RunLog
 from jaxrl_llm.report.fitting import fit_run
 from jaxrl_llm.report.html import write_report
 from jaxrl_llm.report.summary import summarise
+from jaxrl_llm.train.lead import Lead, follow
 from jaxrl_llm.train.loop import Counters, Outcome, Schedule, run_loop
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.state import TrainState, abstract_state, state_from_params
@@ -38,11 +39,7 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     """
     place = own_place(config.device)
     if reinforce and place.count > 1:
-        raise UserError(
-            f"jaxrl train over {place.count} processes cannot work yet: rollouts arrive in the one process that "
-            "samples, and a sampler of its own for several trainer processes does not exist; run `jaxrl sft` over "
-            "several processes, or train in one"
-        )
+        _check_shared_training(config, place.count)
     # What is left of the configuration is one and the same in all processes.
     config, device = _without_processes(config), config.device
     configure_jax(device)
@@ -52,7 +49,17 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     check_setups(world, setup)
     judge = open_reward_model(setup) if config.rollout.reward == "model" and reinforce else None
     with opened(run_dir, setup), _stop_signals() as asked:
-        return _run(setup, judge, run_dir, lambda: world.any_process(asked()), reinforce=reinforce)
+        return _run(setup, judge, run_dir, asked, reinforce=reinforce)
+
+
+def _check_shared_training(config: RunConfig, count: int) -> None:
+    """Raises UserError unless RL over `count` processes can work."""
+    raise UserError(f"jaxrl train over {count} processes cannot work yet: it needs samplers of their own")
+    if config.rollout.reward == "model":
+        raise UserError(
+            f"rollout.reward = model, but jaxrl train runs over {count} processes, which share all their devices; "
+            "a reward model needs a trainer of one process"
+        )
 
 
 def _without_processes(config: RunConfig) -> RunConfig:
@@ -82,7 +89,7 @@ def _run(
     setup: Setup,
     judge: OpenedRewardModel | None,
     run_dir: Path,
-    stop_requested: Callable[[], bool],
+    asked: Callable[[], bool],
     *,
     reinforce: bool,
 ) -> str:
@@ -109,7 +116,7 @@ def _run(
                 return "finished"
             base = frozen_base(run_dir, setup, resumed=restored is not None)
             if state is None:
-                params = warm_up(setup, base, log, progress, stop_requested)
+                params = warm_up(setup, base, log, progress, lambda: world.any_process(asked()))
                 if params is None:
                     log.state("interrupted", step=0, steps=config.train.steps, message="stopped in the warm-up")
                     return "interrupted"
@@ -125,16 +132,23 @@ def _run(
             if not reinforce:
                 log.state("finished", step=0, steps=0, message="supervised warm-up only")
                 return "finished"
-            environment = setup.environment if judge is None else judge.environment()
-            joined = Joined(setup, environment, state, base, reference, start, issuer, save, log, progress)
-            return _reinforce(joined, state, start, extras, run_dir, stop_requested)
+            with world.together("compiling"):
+                work = shared_work(setup, base, reference, save)
+            if not world.first:
+                return follow(world, work, state, asked)
+            lead = Lead(world, work, dtype=None if config.sampler.int8_weights else config.sampler.dtype)
+
+            def run() -> str:
+                environment = setup.environment if judge is None else judge.environment()
+                joined = Joined(setup, environment, state, work, lead, start, issuer, log, progress)
+                return _reinforce(joined, state, start, extras, run_dir, asked)
+
+            return lead.to_the_end(run)
     finally:
         log.close()
 
 
-def _reinforce(
-    joined: Joined, state: TrainState, start: int, extras: Mapping[str, Any], run_dir: Path, stop_requested
-) -> str:
+def _reinforce(joined: Joined, state: TrainState, start: int, extras: Mapping[str, Any], run_dir: Path, asked) -> str:
     config, log, progress = joined.setup.config, joined.log, joined.progress
     steps = config.train.steps
     log.state("running", step=start, steps=steps)
@@ -152,7 +166,7 @@ def _reinforce(
             ),
             counters,
             start=start,
-            stop_requested=stop_requested,
+            stop_requested=lambda: joined.lead.stop_requested(asked),
         )
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)

@@ -21,8 +21,7 @@ from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import describe_groups, measure_lag, sampled_tokens
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.step import TrainStep
-from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, RunFailedError, WeightedSum
+from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, RunFailedError, TrainBatch, WeightedSum
 from jaxrl_llm.weights import WeightBoard
 
 
@@ -53,7 +52,7 @@ class Compute:
 class Parts:
     """Everything the loop joins. `evaluate(version, params)` returns an eval record."""
 
-    train_step: TrainStep
+    train_step: Callable[[TrainState, TrainBatch], tuple[TrainState, Any]]
     select: Callable[[Sequence[EpisodeGroup]], StepGroups]
     row_shape: RowShape
     learning_rate: Callable[[int], float]
