@@ -32,6 +32,24 @@ async def start_grpc(
 
     Port 0 takes a free one. Raises UserError if the port cannot be had.
     """
+    protocol = orchestrator_protocol()
+
+    def add(server: grpc.aio.Server) -> None:
+        add_servicer(SamplerServicer(lambda: service), server)
+        if protocol is not None:
+            add_orchestrator(protocol, service, tokenizer, server)
+
+    server, bound = await start_server(add, access, port=port, max_calls=max_calls)
+    return GrpcServer(server, bound, protocol is not None)
+
+
+async def start_server(
+    add: Callable[[grpc.aio.Server], None], access: Access, *, port: int, max_calls: int
+) -> tuple[grpc.aio.Server, int]:
+    """A server with the services that `add` puts on it, started in the running event loop, and its port.
+
+    Port 0 takes a free one. Raises UserError if the port cannot be had.
+    """
     server = grpc.aio.server(
         interceptors=[_Bearer(access.token)] if access.token else [],
         maximum_concurrent_rpcs=max_calls,
@@ -41,10 +59,7 @@ async def start_grpc(
             ("grpc.so_reuseport", 0),  # a second server on one port would silently take half of the calls
         ],
     )
-    add_servicer(SamplerServicer(service), server)
-    protocol = orchestrator_protocol()
-    if protocol is not None:
-        add_orchestrator(protocol, service, tokenizer, server)
+    add(server)
     host = f"[{access.host}]" if ":" in access.host else access.host
     address = f"{host}:{port}"
     try:
@@ -56,7 +71,7 @@ async def start_grpc(
     except RuntimeError:
         raise UserError(f"cannot listen on {address} for gRPC; is the port taken? choose another --port") from None
     await server.start()
-    return GrpcServer(server, bound, protocol is not None)
+    return server, bound
 
 
 class _Bearer(grpc.aio.ServerInterceptor):
