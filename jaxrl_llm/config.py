@@ -512,7 +512,28 @@ class RolloutConfig(Section):
 
     prompts_per_step: Int = Field(32, gt=0, description="prompt groups in one optimizer step")
     group_size: Int = Field(16, gt=0, description="completions per prompt")
-    max_lag: Int = Field(8, ge=0, description="PipelineRL-k: trained tokens are at most k versions old")
+    mode: Literal["sync", "ppo_off_policy", "pipeline"] = Field(
+        "pipeline",
+        description="sync: sample a step's prompts, train, repeat; ppo_off_policy: sample the prompts of max_lag steps with one version, train those steps, repeat; pipeline: sample while training",
+    )
+    max_lag: Int = Field(
+        8,
+        ge=0,
+        description="k: pipeline trains tokens at most k versions late; ppo_off_policy trains k steps on what one version sampled (at most k - 1 late); sync reads none",
+    )
+    order: Literal["issue", "finished"] = Field(
+        "issue",
+        description="which groups the trainer gets: in the order of their issue, or the first finished first as far as the lag bound allows",
+    )
+    straggler_timeout_s: Float | None = Field(
+        None,
+        gt=0,
+        description="seconds a group may be sampled before rollout.straggler says what becomes of it; null: any",
+    )
+    straggler: Literal["drop", "train", "reissue"] = Field(
+        "reissue",
+        description="a group that takes too long: drop it, train its finished siblings, or ask another sampler for the missing ones",
+    )
     ready_batches: Int = Field(
         1,
         gt=0,
@@ -936,6 +957,10 @@ def _check_together(config: RunConfig, where: str) -> None:
         refuse(
             f"rollout.prompts_per_step = {rollout.prompts_per_step} does not divide into "
             f"algorithm.updates_per_batch = {algorithm.updates_per_batch} equal parts"
+        )
+    if rollout.mode == "ppo_off_policy" and not rollout.max_lag:
+        refuse(
+            "rollout.mode = ppo_off_policy trains max_lag steps on what one version sampled; max_lag must be above 0"
         )
     longest = rollout.max_prompt_tokens + rollout.max_new_tokens
     if longest > config.model.max_context and config.model.init is None:

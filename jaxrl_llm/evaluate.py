@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 from jax import Array
 
+from jaxrl_llm.rollout.local import Scheduler
 from jaxrl_llm.rollout.rows import Document, RowShape, pack
-from jaxrl_llm.rollout.worker import Environment, Scheduler
+from jaxrl_llm.rollout.worker import Environment
 from jaxrl_llm.types import Completion, EpisodeGroup, Params, PromptTask, SampleRequest, Sampling
 
 

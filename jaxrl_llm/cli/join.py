@@ -10,7 +10,7 @@ from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.cli.console import Progress
-from jaxrl_llm.config import OptimizerConfig, RunConfig
+from jaxrl_llm.config import OptimizerConfig, RolloutConfig, RunConfig
 from jaxrl_llm.data.curriculum import PassRates
 from jaxrl_llm.data.prompts import PromptStream
 from jaxrl_llm.envs.single_turn import SingleTurn
@@ -19,8 +19,11 @@ from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.models.flops import peak_flops, sample_flops, train_flops
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.rollout.batching import select
+from jaxrl_llm.rollout.coordinator import Coordinator
 from jaxrl_llm.rollout.issue import GroupIssuer
-from jaxrl_llm.rollout.lag import LagSlots
+from jaxrl_llm.rollout.lag import LagRule
+from jaxrl_llm.rollout.local import LocalSampler
+from jaxrl_llm.rollout.requests import HowToSample
 from jaxrl_llm.rollout.rows import RowShape, pack, row_shape
 from jaxrl_llm.rollout.statistics import pass_rate
 from jaxrl_llm.rollout.worker import RolloutWorker
@@ -137,6 +140,39 @@ def _sampling(config: RunConfig, temperature: float) -> Sampling:
     )
 
 
+def how_to_sample(config: RunConfig) -> HowToSample:
+    """What samplers are asked for, in training and in evaluation."""
+    return HowToSample(
+        training=_sampling(config, config.rollout.temperature),
+        training_seed=config.seed,
+        evaluation=_sampling(config, config.eval.temperature),
+        evaluation_seed=config.seed + _EVAL_SEED_OFFSET,
+    )
+
+
+def lag_rule(rollout: RolloutConfig) -> LagRule:
+    """The configured mode's rule."""
+    return LagRule(rollout.mode, rollout.max_lag)
+
+
+def new_coordinator(config: RunConfig, issuer: GroupIssuer, start: int) -> Coordinator:
+    """The coordinator of a run that trains its next step at version `start`."""
+    rollout = config.rollout
+    return Coordinator(
+        issuer,
+        lag_rule(rollout),
+        prompts_per_step=rollout.prompts_per_step,
+        group_size=rollout.group_size,
+        step=start,
+        order=rollout.order,
+        # The stock keeps a pipeline's samples young; what the other modes wait for is the trainer's turn anyway.
+        max_ready=rollout.ready_batches * rollout.prompts_per_step if rollout.mode == "pipeline" else None,
+        straggler=rollout.straggler,
+        straggler_timeout_s=rollout.straggler_timeout_s,
+        smallest_group=bind_selection(config).smallest_group,
+    )
+
+
 def new_issuer(setup: Setup, extras: Mapping[str, Any]) -> GroupIssuer:
     """The source of prompts, where a checkpoint's `extras` left it."""
     config = setup.config
@@ -209,24 +245,13 @@ class Joined:
         progress: Progress,
     ):
         config = setup.config
-        rollout = config.rollout
         self.setup, self.issuer, self.log, self.progress = setup, issuer, log, progress
         self.engine, self._work, self.lead = setup.engine, work, lead
         self._policy = lead.weights if setup.world.count > 1 else work.policy
-        self.slots = LagSlots(max_lag=rollout.max_lag, prompts_per_step=rollout.prompts_per_step)
-        self.board = WeightBoard()
-        self.worker = RolloutWorker(
-            self._scheduler(self._policy(state.params), start),
-            self.board,
-            self.slots,
-            self.issuer,
-            environment,
-            group_size=rollout.group_size,
-            concurrency=config.sampler.slots,
-            max_ready=rollout.ready_batches * rollout.prompts_per_step,
-            sampling=_sampling(config, rollout.temperature),
-            seed=config.seed,
-        )
+        board = WeightBoard()
+        scheduler = self._scheduler(self._policy(state.params), start)
+        sampler = LocalSampler(scheduler, board, how_to_sample(config), slots=config.sampler.slots)
+        self.worker = RolloutWorker(new_coordinator(config, issuer, start), environment, [sampler], board)
 
     def _scheduler(self, params: Params, version: int) -> Scheduler:
         how = self.setup.config.sampler
@@ -242,8 +267,6 @@ class Joined:
             row_shape=work.row_shape,
             learning_rate=lambda step: float(learning_rate(config.optimizer, step, total_steps=config.train.steps)),
             worker=self.worker,
-            slots=self.slots,
-            board=self.board,
             issuer=self.issuer,
             to_sampler=lambda trained: self.engine.load_params(self._policy(trained)),
             evaluate=self.evaluate,
@@ -266,13 +289,14 @@ class Joined:
     def evaluate(self, version: int, params: Params) -> dict[str, Any]:
         """Held-out mean@n of one version, on an engine state of its own while training's sampler goes on."""
         config = self.setup.config
+        how = how_to_sample(config)
         groups = evaluate(
             self._scheduler(self._policy(params), version),
             self.setup.heldout_tasks,
             self.setup.environment,
             samples=config.eval.samples,
-            sampling=_sampling(config, config.eval.temperature),
-            seed=config.seed + _EVAL_SEED_OFFSET,
+            sampling=how.evaluation,
+            seed=how.evaluation_seed,
         )
         episodes = [episode for group in groups for episode in group.episodes]
         probed = groups[: max(1, _PROBE_DOCUMENTS // config.eval.samples)]

@@ -14,7 +14,7 @@ from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
 from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
-from jaxrl_llm.cli.join import Joined, Saver, new_issuer, shared_work
+from jaxrl_llm.cli.join import Joined, Saver, lag_rule, new_issuer, shared_work
 from jaxrl_llm.cli.reference import reference_policy
 from jaxrl_llm.cli.reward import OpenedRewardModel, open_reward_model
 from jaxrl_llm.cli.run_dir import opened
@@ -159,8 +159,7 @@ def _reinforce(joined: Joined, state: TrainState, start: int, extras: Mapping[st
             joined.parts(),
             Schedule(
                 steps=steps,
-                prompts_per_step=config.rollout.prompts_per_step,
-                max_lag=config.rollout.max_lag,
+                lag_bound=lag_rule(config.rollout).bound,
                 eval_every=config.eval.every,
                 checkpoint_every=config.checkpoint.every,
             ),

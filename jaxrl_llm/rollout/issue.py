@@ -49,6 +49,11 @@ class GroupIssuer:
                 right = sum(reward.parts["correct"] > 0 for reward in rewards)
                 self._rates.record(group.task.task_id, right=right, total=len(rewards))
 
+    def drop(self, group_id: int, reason: str) -> None:
+        """A group that no trainer will see."""
+        with self._lock:
+            self._ledger.drop(group_id, reason)
+
     def counts(self) -> dict[str, Any]:
         with self._lock:
             return {

@@ -1,6 +1,6 @@
 """What one step's groups say about the policy and about staleness; plain numbers for the run's records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,20 +9,40 @@ from jaxrl_llm.types import EpisodeGroup
 
 
 def measure_lag(groups: Sequence[EpisodeGroup], *, version: int, bound: int) -> dict[str, Any]:
-    """Lag of every sampled token behind the `version` it trains: maximum, mean and histogram (index = lag).
+    """Lag of every sampled token behind the `version` it trains: maximum, mean and histogram (index = lag), and the
+    mean over groups of the lag of a group's oldest token.
 
     Raises RuntimeError if a token is newer than the trainer or older than the bound: the slots were miscounted.
     """
-    versions = [e.completion.versions_T for group in groups for e in group.episodes]
-    lags = version - np.concatenate(versions)
+    by_group = [np.concatenate([e.completion.versions_T for e in group.episodes]) for group in groups]
+    lags = version - np.concatenate(by_group)
     if lags.min() < 0 or lags.max() > bound:
         raise RuntimeError(f"tokens trained at version {version} have lags {lags.min()}..{lags.max()}, bound {bound}")
     return {
         "lag_max": int(lags.max()),
         "lag_mean": float(lags.mean()),
+        "lag_group_mean": float(np.mean([version - versions.min() for versions in by_group])),
         "lag_histogram": np.bincount(lags, minlength=bound + 1).tolist(),
         "lag_bound": bound,
     }
+
+
+def age_by_length(groups: Sequence[EpisodeGroup], ages_s: Mapping[int, float]) -> list[dict[str, float]]:
+    """How old rollouts are when they are taken, by length: whether long completions have to wait for their turn.
+
+    One entry for every power of two that is the least not below some completion's length in tokens: how many there are
+    and their mean and greatest age in seconds since their group was issued (`ages_s`, by group id).
+    """
+    ages: dict[int, list[float]] = {}
+    for group in groups:
+        for episode in group.episodes:
+            ages.setdefault(1 << (max(1, len(episode.completion.tokens_T)) - 1).bit_length(), []).append(
+                ages_s[group.group_id]
+            )
+    return [
+        {"tokens": tokens, "completions": len(found), "mean_s": float(np.mean(found)), "max_s": max(found)}
+        for tokens, found in sorted(ages.items())
+    ]
 
 
 def describe_groups(groups: Sequence[EpisodeGroup]) -> dict[str, float]:

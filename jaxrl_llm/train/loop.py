@@ -9,6 +9,7 @@ The loop knows no algorithm and no engine: it joins the parts it is given. Only 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,13 +17,11 @@ import jax
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.rollout.batching import StepGroups
 from jaxrl_llm.rollout.issue import GroupIssuer
-from jaxrl_llm.rollout.lag import LagSlots
 from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import describe_groups, measure_lag, sampled_tokens
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, RunFailedError, TrainBatch, WeightedSum
-from jaxrl_llm.weights import WeightBoard
+from jaxrl_llm.types import EpisodeGroup, Params, RunFailedError, TrainBatch, WeightedSum
 
 
 @dataclass
@@ -57,8 +56,6 @@ class Parts:
     row_shape: RowShape
     learning_rate: Callable[[int], float]
     worker: RolloutWorker
-    slots: LagSlots
-    board: WeightBoard
     issuer: GroupIssuer
     to_sampler: Callable[[Params], Params]
     evaluate: Callable[[int, Params], dict[str, Any]]
@@ -75,8 +72,7 @@ class Schedule:
     """When things happen, in optimizer steps."""
 
     steps: int
-    prompts_per_step: int
-    max_lag: int
+    lag_bound: int
     eval_every: int
     checkpoint_every: int
 
@@ -131,13 +127,13 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
     mark = time.monotonic()  # steps share out the time between marks; evaluations and checkpoints are in none
     for step in range(start, schedule.steps):
         laps = _Laps()
-        groups = parts.worker.next_groups(schedule.prompts_per_step)
+        groups = parts.worker.next_groups()
         laps("trainer_wait_s")
         if not groups:
             _flush(parts, counters, pending)
             parts.save(step, state, asdict(counters))
             return Outcome("finished", step, "every training prompt is retired: the policy has mastered the set")
-        lag = measure_lag(groups, version=step, bound=schedule.max_lag)
+        lag = measure_lag(groups, version=step, bound=schedule.lag_bound)
         chosen = parts.select(groups)
         batch = pack(chosen.documents, parts.row_shape)
         laps("pack_s")
@@ -145,8 +141,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
         laps("dispatch_s")
 
         version = step + 1
-        parts.slots.trained(version, len(groups))
-        parts.board.publish(PolicyWeights(version, parts.to_sampler(state.params)))
+        parts.worker.publish(version, partial(parts.to_sampler, state.params))
         parts.issuer.settle(chosen.trained, chosen.dropped, groups)
         laps("publish_s")
         # The step before is read only now, so that the device never waits for the host's records.
@@ -162,7 +157,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
             "zero_variance": chosen.equal_groups / len(groups),
             **parts.issuer.counts(),
             "lr": parts.learning_rate(version),
-            "sampler_wait_s": parts.worker.take_wait_seconds(),
+            **parts.worker.report(groups),
             "positions_trained": sum(len(d.prompt_T) + len(d.completion_C) - 1 for d in chosen.documents),
             "sampled": sampled_tokens(groups),
         }
