@@ -170,6 +170,7 @@ def new_coordinator(config: RunConfig, issuer: GroupIssuer, start: int) -> Coord
         straggler=rollout.straggler,
         straggler_timeout_s=rollout.straggler_timeout_s,
         smallest_group=bind_selection(config).smallest_group,
+        priority=config.eval.priority,
     )
 
 

