@@ -77,7 +77,7 @@ def _step(
     count = str(len(nodes))
     placed = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--nodelist", ",".join(nodes)]
     # --kill-on-bad-exit=0: processes that lose one of theirs still say so, and save what can be saved.
-    srun = ["srun", "--job-name", name, *placed, "--overlap", "--unbuffered", "--kill-on-bad-exit=0", *extra]
+    srun = ["srun", "--job-name", name, *placed, "--overlap", "--kill-on-bad-exit=0", *extra]
     return Command(
         name, [*srun, *words], environment or {}, send=lambda process, number: _send(job, name, process, number)
     )
