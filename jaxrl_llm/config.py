@@ -592,6 +592,11 @@ class RemoteConfig(Section):
     retry_s: Float = Field(
         2.0, gt=0, description="pause before a lost sampler is tried again; it doubles up to 30 s as long as it is away"
     )
+    patience_s: Float = Field(
+        1800.0,
+        gt=0,
+        description="seconds without any sampler after which the run fails, if the trainer does not sample",
+    )
     push_timeout_s: Float = Field(
         30.0, gt=0, description="seconds without a byte after which a push of weights is broken off and begun anew"
     )
