@@ -136,7 +136,7 @@ def _run(
                 work = shared_work(setup, base, reference, save)
             if not world.first:
                 return follow(world, work, state, asked)
-            lead = Lead(world, work, dtype=None if config.sampler.int8_weights else config.sampler.dtype)
+            lead = Lead(world, work)
 
             def run() -> str:
                 environment = setup.environment if judge is None else judge.environment()

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.global_arrays import host_parts, to_host
@@ -28,7 +27,7 @@ _ERRORS = {"UserError": UserError, "RunFailedError": RunFailedError}
 
 @dataclass(frozen=True)
 class SharedWork:
-    """What all processes do alike. `policy` makes the plain weights that samplers take of what is trained; `score` is
+    """What all processes do alike. `policy` makes what samplers get of what is trained; `score` is
     train.step.make_score's for [B, T] rows of `probe_shape` (one microbatch); `save(step, state, counters)`."""
 
     train_step: TrainStep
@@ -39,15 +38,13 @@ class SharedWork:
     save: Callable[[int, TrainState, Mapping[str, Any]], None]
 
 
-def gathered(params: Params, *, dtype: str | None, keep: bool) -> Params | None:
-    """Arrays of all processes as numpy arrays, leaf by leaf, floats in `dtype` (None: their own).
+def gathered(params: Params, *, keep: bool) -> Params | None:
+    """Arrays of all processes as numpy arrays, leaf by leaf.
 
     All processes must call it. Where `keep` is False nothing is kept and the result is None.
     """
 
     def one(leaf: jax.Array) -> np.ndarray | None:
-        if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating):
-            leaf = leaf.astype(dtype)
         if keep:
             return to_host(leaf)
         for _ in host_parts(leaf):
@@ -62,20 +59,20 @@ def gathered(params: Params, *, dtype: str | None, keep: bool) -> Params | None:
 class Lead:
     """The first process's side: parts for the loop that call the others to the same work first.
 
-    In a world of one process it only does the work. `dtype` is the samplers', None to leave the weights as they are.
+    In a world of one process it only does the work.
     """
 
-    def __init__(self, world: World, work: SharedWork, *, dtype: str | None):
-        self._world, self._work, self._dtype = world, work, dtype
+    def __init__(self, world: World, work: SharedWork):
+        self._world, self._work = world, work
 
     def train_step(self, state: TrainState, batch: TrainBatch):
         self._say("step")
         return self._work.train_step(state, _shared(self._world, batch))
 
     def weights(self, params: Params) -> Params:
-        """The plain weights on the host. `params` must be those of the newest state."""
-        self._say("weights", dtype=self._dtype)
-        return gathered(self._work.policy(params), dtype=self._dtype, keep=True)
+        """What samplers get, on the host. `params` must be those of the newest state."""
+        self._say("weights")
+        return gathered(self._work.policy(params), keep=True)
 
     def score(self, params: Params, *rows: np.ndarray) -> np.ndarray:
         """Log-probabilities of int32 rows of the probe's shape; `params` must be those of the newest state."""
@@ -121,7 +118,7 @@ def follow(world: World, work: SharedWork, state: TrainState, asked: Callable[[]
             case "step":
                 state, _ = work.train_step(state, _shared(world, pack([], work.row_shape)))
             case "weights":
-                gathered(work.policy(state.params), dtype=told["dtype"], keep=False)
+                gathered(work.policy(state.params), keep=False)
             case "score":
                 fields = (scored.tokens, scored.targets, scored.positions, scored.segment_ids)
                 rows = [np.asarray(field)[0] for field in fields]
