@@ -1,6 +1,6 @@
 """The trainer's samplers in other processes, from the configuration; none unless it names some or listens for them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,13 @@ import numpy as np
 
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.cli.console import Progress
-from jaxrl_llm.cli.join import how_to_sample
+from jaxrl_llm.cli.join import Outlets, how_to_sample
 from jaxrl_llm.cli.worlds import credentials, facts, wire_form
 from jaxrl_llm.config import RunConfig, SamplerConfig
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.sampler.serving.access import Access, check_access, read_token
-from jaxrl_llm.sampler.wire_form import WireForm
 from jaxrl_llm.types import Params
+from jaxrl_llm.weights import WeightBoard
 from jaxrl_llm.weights.snapshot import named
 from jaxrl_llm.worlds.dialling import host_and_port
 from jaxrl_llm.worlds.discovery import announce, check_place
@@ -56,7 +56,7 @@ def check_deployment(sampler: SamplerConfig) -> Access:
 
 
 @contextmanager
-def open_fleet(
+def open_outlets(
     setup: Setup,
     sampler: SamplerConfig,
     run_dir: Path,
@@ -64,13 +64,10 @@ def open_fleet(
     progress: Progress,
     *,
     to_host: Callable[[Params], Iterable[tuple[str, np.ndarray]]] = named,
-) -> Iterator[tuple[Fleet, WireForm] | None]:
-    """The fleet of a run, with the form in which it is given weights; samplers may register from now on.
-
-    None where the configuration keeps all sampling in this process.
-    """
+) -> Generator[Outlets]:
+    """Where a run's weights go; samplers in other processes, if there may be any, can register from now on."""
     if not is_remote(sampler):
-        yield None
+        yield Outlets(WeightBoard())
         return
     remote = sampler.remote
     access = check_deployment(sampler)
@@ -111,7 +108,7 @@ def open_fleet(
         if remote.announce is not None:
             announce(Path(remote.announce), fleet.address)
         try:
-            yield fleet, wire
+            yield Outlets(WeightBoard() if samples_here(sampler) else None, fleet)
         finally:
             if remote.announce is not None:
                 Path(remote.announce).unlink(missing_ok=True)

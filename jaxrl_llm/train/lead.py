@@ -27,12 +27,13 @@ _ERRORS = {"UserError": UserError, "RunFailedError": RunFailedError}
 
 @dataclass(frozen=True)
 class SharedWork:
-    """What all processes do alike. `policy` makes what samplers get of what is trained; `score` is
+    """What all processes do alike. `policy` makes plain weights of what is trained, `sent` the form in which they travel; `score` is
     train.step.make_score's for [B, T] rows of `probe_shape` (one microbatch); `save(step, state, counters)`."""
 
     train_step: TrainStep
     row_shape: RowShape
     policy: Callable[[Params], Params]
+    sent: Callable[[Params], Params]
     score: Callable[..., jax.Array]
     probe_shape: RowShape
     save: Callable[[int, TrainState, Mapping[str, Any]], None]
@@ -70,9 +71,12 @@ class Lead:
         return self._work.train_step(state, _shared(self._world, batch))
 
     def weights(self, params: Params) -> Params:
-        """What samplers get, on the host. `params` must be those of the newest state."""
+        """What samplers in other processes get: on the devices of a world of one process, else on the host. `params` must
+        be those of the newest state."""
+        if self._world.count == 1:
+            return self._work.sent(params)
         self._say("weights")
-        return gathered(self._work.policy(params), keep=True)
+        return gathered(self._work.sent(params), keep=True)
 
     def score(self, params: Params, *rows: np.ndarray) -> np.ndarray:
         """Log-probabilities of int32 rows of the probe's shape; `params` must be those of the newest state."""
@@ -118,7 +122,7 @@ def follow(world: World, work: SharedWork, state: TrainState, asked: Callable[[]
             case "step":
                 state, _ = work.train_step(state, _shared(world, pack([], work.row_shape)))
             case "weights":
-                gathered(work.policy(state.params), keep=False)
+                gathered(work.sent(state.params), keep=False)
             case "score":
                 fields = (scored.tokens, scored.targets, scored.positions, scored.segment_ids)
                 rows = [np.asarray(field)[0] for field in fields]

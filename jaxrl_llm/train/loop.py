@@ -16,12 +16,15 @@ import jax
 
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.rollout.batching import StepGroups
+from jaxrl_llm.rollout.exchange import WaitGivenUpError
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import describe_groups, measure_lag, sampled_tokens
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.types import EpisodeGroup, Params, RunFailedError, TrainBatch, WeightedSum
+
+_STOPPED = "stopped by a signal; the same command goes on from here"
 
 
 @dataclass
@@ -127,7 +130,12 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
     mark = time.monotonic()  # steps share out the time between marks; evaluations and checkpoints are in none
     for step in range(start, schedule.steps):
         laps = _Laps()
-        groups = parts.worker.next_groups()
+        try:
+            groups = parts.worker.next_groups()
+        except WaitGivenUpError:
+            _flush(parts, counters, pending)
+            parts.save(step, state, asdict(counters))
+            return Outcome("interrupted", step, _STOPPED)
         laps("trainer_wait_s")
         if not groups:
             _flush(parts, counters, pending)
@@ -185,7 +193,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
         if evaluate or checkpoint:
             mark = time.monotonic()
         if stop and not last:
-            return Outcome("interrupted", version, "stopped by a signal; the same command goes on from here")
+            return Outcome("interrupted", version, _STOPPED)
     return Outcome("finished", schedule.steps)
 
 

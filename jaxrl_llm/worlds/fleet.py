@@ -1,4 +1,4 @@
-"""All samplers in other processes: a server where they register and fetch weights, a link to each, a thread for both."""
+"""All samplers in other processes: a server where they register and fetch weights, a link to each, one thread."""
 
 import asyncio
 import threading
@@ -108,7 +108,7 @@ class Fleet:
         """Hand weights in their wire form on to all samplers; returns at once."""
         self._publisher.publish(weights)
 
-    def take_pushes(self) -> dict[str, float]:
+    def report(self) -> dict[str, Any]:
         """Of a record: how many samplers took a version since the last call, bytes, and the slowest one's seconds."""
         pushes = self._distribution.take_pushes()
         return {

@@ -1,4 +1,4 @@
-"""One sampler in another process, from the trainer's side: attach it, keep its weights new, give it work, notice its end.
+"""One sampler in another process, from the trainer's side: attach it, renew its weights, give it work, notice its end.
 
     Attach -> push the newest weights -> join the run -> { heartbeat | pushes | work } -> leave -> pause -> Attach ...
 

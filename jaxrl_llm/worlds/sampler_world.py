@@ -138,6 +138,10 @@ class SamplerWorld:
     async def commit(self, request: rl_pb2.CommitRequest) -> rl_pb2.CommitResponse:
         """Raises NoSessionError for another session's, and for a version that is not ready."""
         self._hear(request.session)
+        # Whoever asks may give up waiting; what was begun goes on, and the next to ask finds it done.
+        return await asyncio.shield(asyncio.create_task(self._commit(request)))
+
+    async def _commit(self, request: rl_pb2.CommitRequest) -> rl_pb2.CommitResponse:
         async with self._committing:
             if self._in_use is None or self._in_use[0] != request.version:
                 ready = self._ready
@@ -206,17 +210,17 @@ class SamplerWorld:
 
     async def _swap(self, ready: _Ready) -> None:
         if self._service is not None:
-            await asyncio.wrap_future(self._service.swap(ready.loaded, ready.version))
+            await asyncio.shield(asyncio.wrap_future(self._service.swap(ready.loaded, ready.version)))
             return
         scheduler = await asyncio.to_thread(self._make_scheduler, ready.loaded, ready.version)
         service = SamplerService(scheduler, warm_up=True).start()
         self._service = service
-        await asyncio.wrap_future(service.started)
+        await asyncio.shield(asyncio.wrap_future(service.started))
         self._say(f"sampling with version {ready.version}")
 
     async def _read_digest(self) -> str:
         """Of what the scheduler really samples with, read back from its devices."""
-        version, loaded = await asyncio.wrap_future(self.service().weights())
+        version, loaded = await asyncio.shield(asyncio.wrap_future(self.service().weights()))
         return (await asyncio.to_thread(lambda: take_snapshot(version, self._wire.read_back(loaded)))).digest
 
     async def _forget(self) -> None:

@@ -63,7 +63,7 @@ class Notebook:
             self.did.append(("step", state.params["n"].item(), batch.targets.sum().item(), batch.scores.sum().item()))
             return TrainState(params={"n": state.params["n"] + 1}, opt_state=None, step=0), {}
 
-        def policy(params):
+        def sent(params):
             self.did.append(("weights", params["n"].item()))
             return {"w": params["n"]}
 
@@ -74,7 +74,7 @@ class Notebook:
         def save(step, state, counters):
             self.did.append(("save", step, state.params["n"].item(), dict(counters)))
 
-        return SharedWork(train_step, SHAPE, policy, score, PROBE, save)
+        return SharedWork(train_step, SHAPE, None, sent, score, PROBE, save)
 
 
 def together(lead_does, *, asked=(False, False)):
