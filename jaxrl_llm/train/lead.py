@@ -27,8 +27,9 @@ _ERRORS = {"UserError": UserError, "RunFailedError": RunFailedError}
 
 @dataclass(frozen=True)
 class SharedWork:
-    """What all processes do alike. `policy` makes plain weights of what is trained, `sent` the form in which they travel; `score` is
-    train.step.make_score's for [B, T] rows of `probe_shape` (one microbatch); `save(step, state, counters)`."""
+    """What all processes do alike. `policy` makes plain weights of what is trained, `sent` the form in which they travel;
+    `score` is train.step.make_score's for [B, T] rows of `probe_shape` (one microbatch); `save(step, state, counters)`.
+    """
 
     train_step: TrainStep
     row_shape: RowShape
@@ -71,8 +72,8 @@ class Lead:
         return self._work.train_step(state, _shared(self._world, batch))
 
     def weights(self, params: Params) -> Params:
-        """What samplers in other processes get: on the devices of a world of one process, else on the host. `params` must
-        be those of the newest state."""
+        """What samplers in other processes get: on the devices in a world of one process, else on the host. `params`
+        must be those of the newest state."""
         if self._world.count == 1:
             return self._work.sent(params)
         self._say("weights")
