@@ -57,8 +57,8 @@ class SamplerSetup:
 
 @dataclass(frozen=True)
 class Setup(SamplerSetup):
-    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it. Where these do not
-    sample (`samples`), nothing is ever asked of the engine."""
+    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it. Where these do
+    not sample (`samples`), nothing is ever asked of the engine."""
 
     train_tasks: list[PromptTask]
     heldout_tasks: list[PromptTask]

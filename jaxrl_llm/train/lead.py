@@ -27,7 +27,7 @@ _ERRORS = {"UserError": UserError, "RunFailedError": RunFailedError}
 
 @dataclass(frozen=True)
 class SharedWork:
-    """What all processes do alike. `policy` makes plain weights of what is trained, `sent` the form in which they travel;
+    """What all processes do alike. `policy` makes plain weights of what is trained, `sent` the form they travel in;
     `score` is train.step.make_score's for [B, T] rows of `probe_shape` (one microbatch); `save(step, state, counters)`.
     """
 
