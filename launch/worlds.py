@@ -19,8 +19,8 @@ from pathlib import Path
 # A sampler that has lived so long before it died is none that cannot start.
 _SETTLED_S = 60.0
 _POLL_S = 0.1
-# The status of `jaxrl` for what only a person can put right: another start would end alike.
-_USER_ERROR = 2
+# Statuses of `jaxrl`: what only a person can put right (another start would end alike), and a stop that was asked for.
+_USER_ERROR, _STOPPED = 2, 130
 
 
 def to_group(process: subprocess.Popen, number: int) -> None:
@@ -162,7 +162,8 @@ class _Worlds:
                 # The others hear of it or notice it; a trainer that lacks a process can do nothing else.
                 first_death, deadline = bad[0], time.monotonic() + self._policy.grace_s
                 died = [m.command.name for m in self._trainers if m.status]
-                self._say(f"launcher | {', '.join(died)} ended with status {bad[0]}; the run ends")
+                if not (self._asked and bad[0] == _STOPPED):
+                    self._say(f"launcher | {', '.join(died)} ended with status {bad[0]}; the run ends")
             if time.monotonic() > deadline:
                 for member in self._trainers:
                     if member.alive:
