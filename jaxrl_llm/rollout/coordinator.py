@@ -107,8 +107,13 @@ class _Sampler:
     version: int
     slots: int
     in_flight: int = 0
+    ended: int = 0  # of those in flight, as many as are on their way back
     silent: bool = False
     reason: str = "start"  # why it gets nothing more, as of the last admit
+
+    @property
+    def occupied(self) -> int:
+        return self.in_flight - self.ended
 
 
 @dataclass
@@ -236,6 +241,11 @@ class Coordinator:
             known = self._samplers[sampler]
             known.version = max(known.version, version)
 
+    def ended(self, sampler: str, count: int) -> None:
+        """`count` completions of `sampler` are on their way here: its slots are free already."""
+        if sampler in self._samplers:
+            self._samplers[sampler].ended = count
+
     def published(self, version: int) -> None:
         """Samplers may get `version` now. Raises ValueError unless versions go up."""
         if version <= self._published:
@@ -288,7 +298,8 @@ class Coordinator:
             self._fail(group, attempt, wrong)
             return False
         run.siblings.remove(sibling)
-        self._samplers[sampler].in_flight -= 1
+        known = self._samplers[sampler]
+        known.in_flight, known.ended = known.in_flight - 1, max(0, known.ended - 1)
         group.done[sibling] = completion
         if not run.siblings:
             del group.runs[attempt]
@@ -310,7 +321,7 @@ class Coordinator:
         groups dropped since the last call."""
         self._advance(now)
         for group in self._all_groups():
-            late = {a: run for a, run in group.runs.items() if now - run.since >= self._timeout}
+            late = {a: run for a, run in group.runs.items() if now >= run.since + self._timeout}
             if late:
                 self._straggle(group, late)
         cancels, self._cancels = self._cancels, []
@@ -381,8 +392,8 @@ class Coordinator:
         return self._step
 
     @property
-    def lag_bound(self) -> int:
-        return self._rule.bound
+    def rule(self) -> LagRule:
+        return self._rule
 
     # Evaluation on the samplers of training.
 
@@ -484,8 +495,8 @@ class Coordinator:
         for sampler in self._samplers.values():
             self._present_s += passed
             self._slot_s += passed * sampler.slots
-            self._idle_slot_s += passed * max(0, sampler.slots - sampler.in_flight)
-            if not sampler.in_flight:
+            self._idle_slot_s += passed * max(0, sampler.slots - sampler.occupied)
+            if passed and not sampler.occupied:
                 self._empty_s[sampler.reason] += passed
 
     def _heard(self, sampler: str) -> None:
@@ -525,8 +536,8 @@ class Coordinator:
 
     def _free(self, allowed: Callable[[_Sampler], bool]) -> _Sampler | None:
         """The emptiest sampler of those with a free slot that are `allowed`."""
-        able = [s for s in self._samplers.values() if s.in_flight < s.slots and not s.silent and allowed(s)]
-        return min(able, key=lambda s: s.in_flight / s.slots, default=None)
+        able = [s for s in self._samplers.values() if s.occupied < s.slots and not s.silent and allowed(s)]
+        return min(able, key=lambda s: s.occupied / s.slots, default=None)
 
     def _admit_again(self, groups: Iterable[_Group]) -> list[Assignment]:
         assignments = []

@@ -100,9 +100,11 @@ class Exchange:
         with self._lock:
             return self._coordinator.may_swap(sampler)
 
-    def work(self, sampler: str) -> tuple[list[Assignment], list[Cancel]]:
-        """What `sampler` shall start on and what it need not finish, each given out once; at once."""
+    def work(self, sampler: str, *, ended: int = 0) -> tuple[list[Assignment], list[Cancel]]:
+        """What `sampler` shall start on and what it need not finish, each given out once; at once. `ended` completions
+        will be handed in by the next call, see Coordinator.ended."""
         with self._lock:
+            self._coordinator.ended(sampler, ended)
             self._distribute()
             return self._mail.pop(sampler, ([], []))
 

@@ -35,6 +35,12 @@ class GroupIssuer:
                     return self._ledger.issue(index), task
             return None
 
+    @property
+    def waiting(self) -> int:
+        """Groups that were in flight when the run last stopped and have not been issued again yet."""
+        with self._lock:
+            return len(self._again)
+
     def settle(
         self, trained: Sequence[EpisodeGroup], dropped: Mapping[int, str], scored: Sequence[EpisodeGroup]
     ) -> None:

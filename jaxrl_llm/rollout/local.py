@@ -31,6 +31,9 @@ class Scheduler(Protocol):
     def version(self) -> int: ...
 
     @property
+    def in_flight(self) -> int: ...
+
+    @property
     def idle(self) -> bool: ...
 
 
@@ -77,7 +80,7 @@ class LocalSampler:
         if weights is not None and exchange.may_swap(NAME):
             self._scheduler.swap(weights.params, weights.version)
             exchange.holds(NAME, weights.version)
-        assignments, cancels = exchange.work(NAME)
+        assignments, cancels = exchange.work(NAME, ended=len(self._asked) - self._scheduler.in_flight)
         requests: list[SampleRequest] = []
         owners: list[tuple[int, int, int]] = []
         for assignment in assignments:

@@ -35,6 +35,7 @@ SCALERL = {
     "no_positive_resampling": 0.9,
     "prompts_per_step": 48,
     "group_size": 16,
+    "mode": "pipeline",
     "max_lag": 8,
     "length_penalty": "none",
     "repetition_limit": 0,
@@ -44,7 +45,7 @@ SCALERL = {
     "weight_decay": 0.01,
     "interruption": True,
 }
-SYNCHRONOUS = SCALERL | {"max_lag": 0, "prompts_per_step": 32, "interruption": False}
+SYNCHRONOUS = SCALERL | {"mode": "sync", "prompts_per_step": 32, "interruption": False}
 PPO = SYNCHRONOUS | OFF | {"objective": "ppo", "constants": {"clip_low": 0.2, "clip_high": 0.2}}
 GRPO = PPO | {
     "normalisation": "prompt_std",
@@ -56,7 +57,7 @@ ISOCOMPUTE = SYNCHRONOUS | OFF | {"lr": 7.0710678e-7, "warmup_steps": 10}
 EXPECTED = {
     "scalerl": SCALERL,
     "pipeline_8": SCALERL,
-    "ppo_off_policy_8": SCALERL | {"max_lag": 0, "prompts_per_step": 384, "updates_per_batch": 8},
+    "ppo_off_policy_8": SCALERL | {"mode": "ppo_off_policy"},
     "grpo": GRPO,
     "tan_grpo": GRPO,
     "dr_grpo": PPO | {"normalisation": "none", "aggregation": "constant"},
@@ -131,7 +132,8 @@ def resolved(config: RunConfig) -> dict:
         "kl": (algorithm.kl.place, algorithm.kl.estimator, algorithm.kl.coefficient),
         "entropy": (algorithm.entropy.coefficient, algorithm.entropy.target),
         "critic": algorithm.critic.enabled,
-        **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "max_lag", "repetition_limit")},
+        **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "mode", "max_lag")},
+        "repetition_limit": rollout.repetition_limit,
         "length_penalty": "none" if rollout.length_penalty == "none" else shaping,
         "lr": optimizer.lr,
         "warmup_steps": optimizer.warmup_steps,
