@@ -14,12 +14,14 @@ from jaxrl_llm.worlds.shelf import Shelf
 
 @dataclass
 class Pushes:
-    """Totals since the last report, and the slowest."""
+    """Totals since the last report, and the slowest; `detours` went to the trainer, since another sampler could not
+    serve them."""
 
     count: int = 0
     bytes: int = 0
     pull_s: float = 0.0
     load_s: float = 0.0
+    detours: int = 0
 
 
 class Distribution:
@@ -50,15 +52,16 @@ class Distribution:
         return self._newest
 
     @contextlib.asynccontextmanager
-    async def source(self, version: int, receiver: str, avoid: Collection[str]) -> AsyncIterator[str]:
+    async def source(self, snapshot: Snapshot, receiver: str, avoid: Collection[str]) -> AsyncIterator[str]:
         """Where `receiver` is to fetch the version from, once there is a free place."""
-        while (source := self._fan_out.begin(version, receiver, avoid)) is None:
-            await self._change()
-        try:
-            yield source
-        finally:
-            self._fan_out.end(source)
-            self._wake()
+        with self._shelf.keeping(snapshot):
+            while (source := self._fan_out.begin(snapshot.version, receiver, avoid)) is None:
+                await self._change()
+            try:
+                yield source
+            finally:
+                self._fan_out.end(source)
+                self._wake()
 
     def ready(self, place: str, version: int) -> None:
         """See FanOut.ready."""
@@ -76,6 +79,11 @@ class Distribution:
             self._pushes.bytes += response.bytes
             self._pushes.pull_s = max(self._pushes.pull_s, response.pull_s)
             self._pushes.load_s = max(self._pushes.load_s, response.load_s)
+
+    def detour(self) -> None:
+        """A sampler could not serve another one."""
+        with self._lock:
+            self._pushes.detours += 1
 
     def take_pushes(self) -> Pushes:
         """Since the last call; from any thread."""

@@ -78,7 +78,7 @@ class Fleet:
         self._closing = asyncio.Event()
         self._exchange: Exchange | None = None
         self._watching: list[asyncio.Task[None]] = []
-        self.finished = False
+        self.finished = self._quiet = False
         self._thread = threading.Thread(target=self._own, name="worlds", daemon=True)
 
     def __enter__(self) -> "Fleet":
@@ -116,6 +116,7 @@ class Fleet:
             "push_bytes": pushes.bytes,
             "push_pull_s": pushes.pull_s,
             "push_load_s": pushes.load_s,
+            "push_detours": pushes.detours,
         }
 
     # A driver of samplers.
@@ -153,14 +154,24 @@ class Fleet:
             add, self._access, port=self._options.port, max_calls=_MAX_CALLS, on_refused=self._refused
         )
         self._started.set_result(port)
-        await self._closing.wait()
+        try:
+            await self._closing.wait()
+            await self._let_go()
+        finally:
+            await server.stop(_GRACE_S)
+
+    async def _let_go(self) -> None:
+        for task in self._watching:
+            task.cancel()
+        if self._exchange is not None:
+            self._write_down(self._exchange)
+        self._quiet = True  # that samplers are let go of is not worth a line
         links = list(self._links.values())
-        await asyncio.gather(*(link.detach(finished=self.finished) for link, _ in links))
+        await asyncio.gather(*(link.detach(finished=self.finished) for link, _ in links), return_exceptions=True)
         tasks = [task for _, task in links]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await server.stop(_GRACE_S)
 
     async def Register(
         self, request: rl_pb2.RegisterRequest, context: grpc.aio.ServicerContext
@@ -235,7 +246,8 @@ class Fleet:
             self._exchange.fail(error)
 
     def _tell(self, kind: str, sampler: str, words: str) -> None:
-        self._note(kind, words, {"sampler": sampler})
+        if not self._quiet:
+            self._note(kind, words, {"sampler": sampler})
 
     def _note_once(self, kind: str, words: str, **facts: str) -> None:
         if words not in self._refusals:

@@ -231,9 +231,10 @@ class Link:
         self, call: Callable[..., Any], snapshot: Snapshot, may_swap: Callable[[], bool], *, verify: bool
     ) -> Snapshot:
         """Both phases; what the sampler holds then, which is newer than `snapshot` if that could not be had."""
-        options, session, avoid = self._options, self._trainer.session, set()
+        options, session = self._options, self._trainer.session
+        avoid: set[str] = set()
         while True:
-            async with self._distribution.source(snapshot.version, self.address, avoid) as source:
+            async with self._distribution.source(snapshot, self.address, avoid) as source:
                 offer = rl_pb2.OfferRequest(
                     session=session,
                     version=snapshot.version,
@@ -242,12 +243,15 @@ class Link:
                     patience_s=options.push_timeout_s,
                 )
                 response = await self._insist(call, "Offer", offer)
+            if response.failure and source != self._distribution.root:
+                self._distribution.detour()
+                avoid.add(source)
+                continue
             if response.failure:
                 self._tell_once(
                     "push_failed",
                     f"sampler {self.address} could not fetch version {snapshot.version}: {response.failure}",
                 )
-                avoid = avoid | {source} if source != self._distribution.root else set()
                 await asyncio.sleep(min(1.0, options.retry_s))
                 snapshot = await self._distribution.newer_than(-1)
                 continue

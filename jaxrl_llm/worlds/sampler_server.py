@@ -117,6 +117,8 @@ class SamplerServer:
 
         server, port = await start_server(add, self._access, port=self._port, max_calls=self._max_calls)
         self._started.set_result(port)
-        await self._stop.wait()
-        await world.close()
-        await server.stop(_GRACE_S)
+        try:
+            await self._stop.wait()
+            await world.close()
+        finally:
+            await server.stop(_GRACE_S)

@@ -73,6 +73,7 @@ class SamplerWorld:
         self._pulling: tuple[tuple[int, str], asyncio.Task[rl_pb2.OfferResponse]] | None = None
         self._committing = asyncio.Lock()
         self._attaching = asyncio.Lock()
+        self._closed = False
         self.finished = asyncio.Event()
 
     def service(self) -> SamplerService:
@@ -132,6 +133,7 @@ class SamplerWorld:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
+                self._hear(request.session)  # or the whole session is over
                 return rl_pb2.OfferResponse(superseded=True, failure="a newer version was offered")
             raise
 
@@ -177,9 +179,12 @@ class SamplerWorld:
 
     async def close(self) -> None:
         """End what runs; calls that wait for completions are told."""
+        self._closed = True
         await self._forget()
 
     def _hear(self, session: str) -> None:
+        if self._closed:
+            raise SamplerClosedError("the sampler was told to stop")
         if self._session is None or self._session.id != session:
             raise NoSessionError("this sampler does not know the session; attach it")
         self._session.heard = time.monotonic()
