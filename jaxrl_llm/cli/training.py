@@ -16,7 +16,14 @@ from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
 from jaxrl_llm.cli.join import Joined, Outlets, Saver, lag_rule, new_issuer, shared_work
 from jaxrl_llm.cli.reference import reference_policy
-from jaxrl_llm.cli.remote import check_deployment, is_remote, open_outlets, samples_here, without_deployment
+from jaxrl_llm.cli.remote import (
+    check_deployment,
+    check_evaluation,
+    is_remote,
+    open_outlets,
+    samples_here,
+    without_deployment,
+)
 from jaxrl_llm.cli.reward import OpenedRewardModel, open_reward_model
 from jaxrl_llm.cli.run_dir import opened
 from jaxrl_llm.cli.warm_up import warm_up
@@ -40,8 +47,10 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     configuration, the files or the devices do not fit, and RunFailedError if training cannot go on.
     """
     place = own_place(config.device)
-    if reinforce and place.count > 1:
-        _check_shared_training(config, place.count)
+    if reinforce:
+        check_evaluation(config)
+        if place.count > 1:
+            _check_shared_training(config, place.count)
     # What is left of the configuration is one and the same in all processes.
     deployment = config.sampler
     config, device = without_deployment(_without_processes(config)), config.device

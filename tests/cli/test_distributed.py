@@ -232,3 +232,13 @@ def test_training_over_several_processes_needs_samplers_of_its_own(overrides, me
     assert status == 2
     assert message in err
     assert not (config.parent / "run").exists()
+
+
+@pytest.mark.parametrize("wrong", ["eval.every=3", "train.steps=10"])
+def test_samplers_cannot_evaluate_versions_they_never_get(wrong, config, jaxrl):
+    fine = ("eval.every=4", "train.steps=8", "rollout.mode=ppo_off_policy", "rollout.max_lag=4")
+    run = config.parent / "run"
+    status, _, err = jaxrl("train", config, "sampler.workers=[127.0.0.1:9]", *fine, wrong, "--run-dir", run)
+    assert status == 2
+    assert "gives samplers one version in rollout.max_lag = 4" in err
+    assert not run.exists()
