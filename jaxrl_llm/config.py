@@ -741,6 +741,10 @@ class EvalConfig(Section):
     prompts: Int = Field(1000, gt=0, description="held-out prompts used")
     samples: Int = Field(4, gt=0, description="completions per prompt: the n of mean@n")
     temperature: Float = Field(1.0, ge=0, description="sampling temperature of evaluation")
+    priority: Literal["evaluation", "training"] = Field(
+        "evaluation",
+        description="whose prompts get free slots first where samplers in other processes evaluate beside their sampling for training",
+    )
 
 
 class CheckpointConfig(Section):

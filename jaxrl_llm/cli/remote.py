@@ -14,7 +14,7 @@ from jaxrl_llm.cli.worlds import credentials, facts, wire_form
 from jaxrl_llm.config import RunConfig, SamplerConfig
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.sampler.serving.access import Access, check_access, read_token
-from jaxrl_llm.types import Params
+from jaxrl_llm.types import Params, UserError
 from jaxrl_llm.weights import WeightBoard
 from jaxrl_llm.weights.snapshot import named
 from jaxrl_llm.worlds.dialling import host_and_port
@@ -53,6 +53,19 @@ def check_deployment(sampler: SamplerConfig) -> Access:
     token_file = Path(remote.token_file) if remote.token_file else None
     certificate, key = (Path(path) if path else None for path in (remote.tls_cert, remote.tls_key))
     return check_access(host, read_token(token_file), certificate, key)
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """Raises UserError unless samplers in other processes get every version that they are to evaluate."""
+    rollout, every, steps = config.rollout, config.eval.every, config.train.steps
+    if samples_here(config.sampler) or rollout.mode != "ppo_off_policy":
+        return
+    if every % rollout.max_lag or steps % rollout.max_lag:
+        raise UserError(
+            f"rollout.mode = ppo_off_policy gives samplers one version in rollout.max_lag = {rollout.max_lag}, and they "
+            f"evaluate too: eval.every = {every} and train.steps = {steps} must be multiples of it; or "
+            "sampler.remote.local = true evaluates in a trainer of one process"
+        )
 
 
 @contextmanager
@@ -109,7 +122,7 @@ def open_outlets(
         if remote.announce is not None:
             announce(Path(remote.announce), fleet.address)
         try:
-            yield Outlets(WeightBoard() if samples_here(sampler) else None, fleet, wire)
+            yield Outlets(WeightBoard() if samples_here(sampler) else None, fleet)
         finally:
             if remote.announce is not None:
                 Path(remote.announce).unlink(missing_ok=True)

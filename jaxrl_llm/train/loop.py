@@ -22,8 +22,7 @@ from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import describe_groups, measure_lag, sampled_tokens
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.step import TrainStep
-from jaxrl_llm.types import EpisodeGroup, Params, RunFailedError, WeightedSum
+from jaxrl_llm.types import EpisodeGroup, Params, RunFailedError, TrainBatch, WeightedSum
 
 _STOPPED = "stopped by a signal; the same command goes on from here"
 
@@ -55,7 +54,7 @@ class Compute:
 class Parts:
     """Everything the loop joins. `evaluate(version, params)` returns an eval record."""
 
-    train_step: TrainStep
+    train_step: Callable[[TrainState, TrainBatch], tuple[TrainState, Any]]
     select: Callable[[Sequence[EpisodeGroup]], StepGroups]
     row_shape: RowShape
     learning_rate: Callable[[int], float]
@@ -117,10 +116,10 @@ def run_loop(
 
     Raises RunFailedError when an update had to be refused, and whatever ended the sampling thread.
     """
-    if start == 0:
-        _evaluate(parts, counters, 0, state.params)
-    parts.worker.start()
+    parts.worker.start()  # evaluation may be a matter of the same samplers
     try:
+        if start == 0:
+            _evaluate(parts, counters, 0, state.params)
         return _steps(state, parts, schedule, counters, start, stop_requested)
     finally:
         parts.worker.stop()
