@@ -604,6 +604,10 @@ class RemoteConfig(Section):
         None,
         description="dtype of weights on their way; null is sampler.dtype. With sampler.int8_weights layers' matrices travel as int8",
     )
+    transfer: Bool = Field(
+        False,
+        description="weights go from device to device by jax.experimental.transfer, which neither authenticates nor encrypts, and in chunks over gRPC only where that fails; on both sides",
+    )
     fan_out: Int = Field(
         2, gt=0, description="samplers that fetch a version from one place at a time; those that have it serve others"
     )

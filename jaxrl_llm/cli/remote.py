@@ -105,6 +105,7 @@ def open_outlets(
             sampler.workers,
             remote.fan_out,
             None if samples_here(sampler) else remote.patience_s,
+            remote.transfer,
             LinkOptions(
                 heartbeat_s=remote.heartbeat_s,
                 silence_s=remote.silence_s,

@@ -8,13 +8,12 @@ from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.cli.serving import stop_signals
 from jaxrl_llm.cli.worlds import facts, wire_form
 from jaxrl_llm.config import RunConfig
-from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.sampler.serving.access import Access
 from jaxrl_llm.types import Params, RunFailedError
-from jaxrl_llm.weights.snapshot import Snapshot
+from jaxrl_llm.weights.transfer import Borrower, Lender
 from jaxrl_llm.worlds.dialling import Credentials
-from jaxrl_llm.worlds.pulling import pull
+from jaxrl_llm.worlds.fetching import Fetcher
 from jaxrl_llm.worlds.sampler_server import SamplerServer
 from jaxrl_llm.worlds.sampler_world import SamplerWorld
 from jaxrl_llm.worlds.shelf import Shelf
@@ -46,10 +45,10 @@ def run_sampler(
     wire = wire_form(setup.config, how.remote, engine.mesh)
     common = facts(setup, wire)
 
-    async def fetch(offer: rl_pb2.OfferRequest) -> Snapshot:
-        return await pull(
-            credentials, offer.source, offer.version, offer.digest, wire.shapes, patience_s=offer.patience_s
-        )
+    borrower = lender = None
+    if how.remote.transfer:
+        borrower, lender = Borrower(access.host, list(engine.mesh.devices.flat)), Lender(access.host)
+    fetch = Fetcher(credentials, wire.shapes, borrower)
 
     def make_scheduler(loaded: Params, version: int) -> Scheduler:
         return Scheduler(
@@ -63,7 +62,7 @@ def run_sampler(
         )
 
     world = SamplerWorld(engine, wire, common, fetch=fetch, make_scheduler=make_scheduler, shelf=shelf, say=say)
-    server = SamplerServer(world, shelf, access, port=options.port, max_calls=4 * how.slots + 64)
+    server = SamplerServer(world, shelf, access, port=options.port, max_calls=4 * how.slots + 64, lender=lender)
     with stop_signals() as stop, server:
         address = options.advertise or f"{access.host}:{server.port}"
         say(f"sampler on {address} ({how.slots} slots)")

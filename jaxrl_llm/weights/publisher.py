@@ -2,17 +2,19 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from jaxrl_llm.types import Params, PolicyWeights
-from jaxrl_llm.weights.snapshot import Snapshot, named, take_snapshot
+from jaxrl_llm.weights.snapshot import Snapshot, device_leaves, named, take_snapshot
 
 
 class Publisher:
     """A thread that takes the newest weights it was given, never one in between, and hands on their snapshot.
 
-    `to_host` yields a tree's leaves by name on the host. What it is given must be nobody else's to donate.
+    `to_host` yields a tree's leaves by name on the host. If it `lends`, snapshots keep the devices' arrays too. What it
+    is given must be nobody else's to donate.
     """
 
     def __init__(
@@ -21,8 +23,9 @@ class Publisher:
         fail: Callable[[BaseException], None],
         *,
         to_host: Callable[[Params], Iterable[tuple[str, np.ndarray]]] = named,
+        lends: bool = False,
     ):
-        self._hand_on, self._fail, self._to_host = hand_on, fail, to_host
+        self._hand_on, self._fail, self._to_host, self._lends = hand_on, fail, to_host, lends
         self._newest: PolicyWeights | None = None
         self._changed = threading.Condition()
         self._stopping = False
@@ -53,6 +56,7 @@ class Publisher:
                     if self._stopping:
                         return
                 assert weights is not None
-                self._hand_on(take_snapshot(weights.version, self._to_host(weights.params)))
+                snapshot = take_snapshot(weights.version, self._to_host(weights.params))
+                self._hand_on(replace(snapshot, on_device=device_leaves(weights.params)) if self._lends else snapshot)
         except BaseException as error:
             self._fail(error)

@@ -2,9 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
@@ -34,11 +34,12 @@ class Leaf:
 @dataclass(frozen=True)
 class Snapshot:
     """`leaves` in the order of their paths; `digest` is the sha256 over their paths, dtypes, shapes and digests: equal
-    exactly when the weights are."""
+    exactly when the weights are. `on_device` are the same leaves where they may be lent from (see `transfer`)."""
 
     version: int
     leaves: tuple[Leaf, ...]
     digest: str
+    on_device: Mapping[str, jax.Array] | None = field(default=None, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +49,11 @@ class Snapshot:
 def leaf_name(path: tuple) -> str:
     """Keys joined by dots."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def device_leaves(params: Params) -> dict[str, jax.Array]:
+    """name -> array of every leaf, where it is."""
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def named(params: Params) -> Iterator[tuple[str, np.ndarray]]:

@@ -21,6 +21,7 @@ from jaxrl_llm.sampler.serving.grpc_server import start_server
 from jaxrl_llm.types import Params, PolicyWeights, RunFailedError
 from jaxrl_llm.weights.publisher import Publisher
 from jaxrl_llm.weights.snapshot import named
+from jaxrl_llm.weights.transfer import Lender
 from jaxrl_llm.worlds.agreement import PROTOCOL, Facts, disagreement
 from jaxrl_llm.worlds.dialling import Credentials, host_and_port
 from jaxrl_llm.worlds.discovery import addresses
@@ -38,13 +39,15 @@ Note = Callable[[str, str, dict[str, Any]], None]
 @dataclass(frozen=True)
 class FleetOptions:
     """`port` and `advertise`: where samplers reach the trainer. `workers`: the samplers it dials (see `discovery`).
-    Without any sampler for `patience_s` seconds the run fails (None: others sample too)."""
+    Without any sampler for `patience_s` seconds the run fails (None: others sample too). With
+    `lends`, versions travel from device to device where they can."""
 
     port: int
     advertise: str | None
     workers: tuple[str, ...]
     fan_out: int
     patience_s: float | None
+    lends: bool
     links: LinkOptions
 
 
@@ -71,6 +74,7 @@ class Fleet:
         self._access, self._options, self._note, self._to_host = access, options, note, to_host
         self._loop = asyncio.new_event_loop()
         self._shelf = Shelf()
+        self._lender = Lender(access.host) if options.lends else None
         self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
         self._registered: set[str] = set()
         self._refusals: set[str] = set()
@@ -92,7 +96,9 @@ class Fleet:
         host = f"[{self._access.host}]" if ":" in self._access.host else self._access.host
         self.address = self._options.advertise or f"{host}:{self.port}"
         self._distribution = Distribution(self._shelf, self.address, self._options.fan_out, self._loop)
-        self._publisher = Publisher(self._distribution.put, self._fail, to_host=self._to_host)
+        self._publisher = Publisher(
+            self._distribution.put, self._fail, to_host=self._to_host, lends=self._lender is not None
+        )
         self._publisher.start()
         return self
 
@@ -147,7 +153,7 @@ class Fleet:
 
     async def _serve(self) -> None:
         def add(server: grpc.aio.Server) -> None:
-            add_servicer(WeightsServicer(self._shelf), server, "Weights")
+            add_servicer(WeightsServicer(self._shelf, self._lender), server, "Weights")
             add_servicer(self, server, "Trainer")
 
         server, port = await start_server(
@@ -202,7 +208,14 @@ class Fleet:
             self._links[address][0].poke()
             return
         assert self._exchange is not None
-        link = Link(address, self._trainer, self._distribution, self._options.links, self._tell)
+        link = Link(
+            address,
+            self._trainer,
+            self._distribution,
+            self._options.links,
+            self._tell,
+            transfer=self._lender is not None,
+        )
         task = asyncio.create_task(link.run(self._exchange))
         task.add_done_callback(self._ended)
         self._links[address] = link, task

@@ -67,10 +67,20 @@ class _RefusedError(Exception):
 class Link:
     """Keeps the sampler at `address` in the run from `run` on, through all its lives; in one event loop."""
 
-    def __init__(self, address: str, trainer: Trainer, distribution: Distribution, options: LinkOptions, tell: Tell):
+    def __init__(
+        self,
+        address: str,
+        trainer: Trainer,
+        distribution: Distribution,
+        options: LinkOptions,
+        tell: Tell,
+        *,
+        transfer: bool = False,
+    ):
         self.address = address
         self._trainer, self._distribution, self._options, self._tell = trainer, distribution, options, tell
-        self._told = ""
+        self._told = self._fell_back = ""
+        self._transfer = transfer
         self._lives = 0
         self._pushes = 0
         self._poked = asyncio.Event()
@@ -101,7 +111,7 @@ class Link:
                 self._tell_once("refused", f"sampler {self.address} is not taken: {error}")
                 pause = max(pause, _REFUSED_PAUSE_S)
             except (_EndedError, grpc.RpcError, UserError) as error:
-                if self._lives == lives:
+                if not self._lives:  # of one that has left, nothing else is expected
                     self._tell_once("unreachable", f"sampler {self.address} cannot be reached: {why(error)}")
             if self._lives != lives:
                 pause = self._options.retry_s
@@ -240,6 +250,7 @@ class Link:
                     version=snapshot.version,
                     digest=snapshot.digest,
                     source=source,
+                    transfer=self._transfer,
                     patience_s=options.push_timeout_s,
                 )
                 response = await self._insist(call, "Offer", offer)
@@ -265,6 +276,14 @@ class Link:
                     f"{snapshot.digest[:12]}"
                 )
             self._told = ""
+            if response.fallback and response.fallback != self._fell_back:
+                self._fell_back = response.fallback
+                self._tell(
+                    "push_fallback",
+                    self.address,
+                    f"sampler {self.address} fetches weights in chunks and not from device to device: "
+                    f"{response.fallback}",
+                )
             self._distribution.ready(self.address, snapshot.version)
             self._distribution.pushed(response)
             return snapshot

@@ -10,6 +10,7 @@ import grpc
 from jaxrl_llm.sampler.proto.methods import add_servicer
 from jaxrl_llm.sampler.serving.access import Access
 from jaxrl_llm.sampler.serving.grpc_server import start_server
+from jaxrl_llm.weights.transfer import Lender
 from jaxrl_llm.worlds.agreement import Facts
 from jaxrl_llm.worlds.dialling import Credentials
 from jaxrl_llm.worlds.registration import stay_registered
@@ -32,7 +33,9 @@ class SamplerServer:
         *,
         port: int,
         max_calls: int,
+        lender: Lender | None = None,
     ):
+        self._lender = lender
         self._world, self._shelf, self._access = world, shelf, access
         self._port, self._max_calls = port, max_calls
         self._loop = asyncio.new_event_loop()
@@ -113,7 +116,7 @@ class SamplerServer:
         def add(server: grpc.aio.Server) -> None:
             add_servicer(WorldSamplerServicer(world.service), server)
             add_servicer(WorldServicer(world), server, "World")
-            add_servicer(WeightsServicer(self._shelf), server, "Weights")
+            add_servicer(WeightsServicer(self._shelf, self._lender), server, "Weights")
 
         server, port = await start_server(add, self._access, port=self._port, max_calls=self._max_calls)
         self._started.set_result(port)

@@ -19,8 +19,9 @@ from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.sampler.service import SamplerClosedError, SamplerService
 from jaxrl_llm.sampler.wire_form import WireForm
 from jaxrl_llm.types import Params, UserError
-from jaxrl_llm.weights.snapshot import Snapshot, take_snapshot
+from jaxrl_llm.weights.snapshot import take_snapshot
 from jaxrl_llm.worlds.agreement import PROTOCOL, Facts, disagreement
+from jaxrl_llm.worlds.fetching import Fetched
 from jaxrl_llm.worlds.shelf import Shelf
 
 
@@ -44,7 +45,7 @@ class _Ready:
     response: rl_pb2.OfferResponse
 
 
-Fetch = Callable[[rl_pb2.OfferRequest], Awaitable[Snapshot]]
+Fetch = Callable[[rl_pb2.OfferRequest], Awaitable[Fetched]]
 
 
 class SamplerWorld:
@@ -193,10 +194,12 @@ class SamplerWorld:
         """Pull, check and load what was offered; what goes wrong is the answer."""
         started = time.monotonic()
         try:
-            snapshot = await self._fetch(request)
+            fetched = await self._fetch(request)
+            snapshot = fetched.snapshot
             pulled = time.monotonic()
             self._ready = None  # its memory is needed; whoever offered it has gone on to this version
-            tree = self._wire.rebuild({leaf.path: leaf.array for leaf in snapshot.leaves})
+            leaves = snapshot.on_device or {leaf.path: leaf.array for leaf in snapshot.leaves}
+            tree = self._wire.rebuild(leaves)
             loaded = await asyncio.to_thread(lambda: jax.block_until_ready(self._engine.load_params(tree)))
         except UserError as error:
             return rl_pb2.OfferResponse(failure=str(error))
@@ -208,6 +211,7 @@ class SamplerWorld:
             bytes=snapshot.nbytes,
             pull_s=pulled - started,
             load_s=time.monotonic() - pulled,
+            fallback=fetched.fallback,
         )
         self._shelf.put(snapshot)
         self._ready = _Ready(request.version, request.digest, loaded, response)

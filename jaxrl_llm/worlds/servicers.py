@@ -10,6 +10,10 @@ from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.service import SamplerClosedError
 from jaxrl_llm.sampler.serving.rl_grpc import SamplerServicer
 from jaxrl_llm.sampler.serving.weights_stream import snapshot_chunks
+from jaxrl_llm.types import UserError
+from jaxrl_llm.weights.snapshot import Snapshot
+from jaxrl_llm.weights.transfer import Lender
+from jaxrl_llm.worlds.borrowing import lend_response
 from jaxrl_llm.worlds.sampler_world import NoSessionError, SamplerWorld
 from jaxrl_llm.worlds.shelf import Shelf
 
@@ -66,21 +70,41 @@ class WorldSamplerServicer(SamplerServicer):
 
 
 class WeightsServicer:
-    """Snapshots to those who pull them."""
+    """Snapshots to those who pull them; with a `lender` also from device to device."""
 
-    def __init__(self, shelf: Shelf):
-        self._shelf = shelf
+    def __init__(self, shelf: Shelf, lender: Lender | None = None):
+        self._shelf, self._lender = shelf, lender
 
     async def Pull(
         self, request: rl_pb2.PullRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rl_pb2.WeightsChunk]:
+        chunks = snapshot_chunks(await self._find(request, context))
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield chunk
+
+    async def Lend(self, request: rl_pb2.PullRequest, context: grpc.aio.ServicerContext) -> rl_pb2.LendResponse:
+        snapshot = await self._find(request, context)
+        if self._lender is None or snapshot.on_device is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this world lends nothing")
+            raise AssertionError("abort raises")
+        try:
+            loan = self._lender.lend(snapshot.on_device)
+        except UserError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError("abort raises") from None
+        return lend_response(self._lender.address, loan)
+
+    async def Return(self, request: rl_pb2.ReturnRequest, context: grpc.aio.ServicerContext) -> rl_pb2.ReturnResponse:
+        if request.failed and self._lender is not None:
+            self._lender.failed()
+        return rl_pb2.ReturnResponse()
+
+    async def _find(self, request: rl_pb2.PullRequest, context: grpc.aio.ServicerContext) -> Snapshot:
         snapshot = self._shelf.get(request.version, request.digest)
         if snapshot is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"version {request.version} is not here (any more)")
-        assert snapshot is not None
-        chunks = snapshot_chunks(snapshot)
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            yield chunk
+            raise AssertionError("abort raises")
+        return snapshot
 
 
 async def _answered(answer: Awaitable[Any], context: grpc.aio.ServicerContext) -> Any:

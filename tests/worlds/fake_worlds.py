@@ -11,6 +11,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import grpc
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.data.curriculum import PassRates
@@ -24,9 +25,9 @@ from jaxrl_llm.sampler.serving.access import Token, check_access
 from jaxrl_llm.types import Completion, Episode, PolicyWeights, PromptTask, Reward, Sampling
 from jaxrl_llm.weights.snapshot import named
 from jaxrl_llm.worlds.dialling import Credentials
+from jaxrl_llm.worlds.fetching import Fetcher
 from jaxrl_llm.worlds.fleet import Fleet, FleetOptions
 from jaxrl_llm.worlds.link import LinkOptions
-from jaxrl_llm.worlds.pulling import pull
 from jaxrl_llm.worlds.sampler_server import SamplerServer
 from jaxrl_llm.worlds.sampler_world import SamplerWorld
 from jaxrl_llm.worlds.shelf import Shelf
@@ -37,7 +38,7 @@ OPEN = check_access("127.0.0.1", None, None, None)
 
 
 def weights(version):
-    return {"w": np.full(LEAF, version, np.float32), "b": np.arange(3, dtype=np.float32) + version}
+    return {"w": jnp.full(LEAF, version, jnp.float32), "b": jnp.arange(3, dtype=jnp.float32) + version}
 
 
 class FakeWire:
@@ -103,16 +104,18 @@ class FakeScheduler:
 class FakeSampler:
     """A sampler world on a free port; `pulled` are the places it fetched weights from."""
 
-    def __init__(self, *, facts=FACTS, step_s=0.0, load_s=0.0, credentials=None, access=OPEN, port=0):
+    def __init__(
+        self, *, facts=FACTS, step_s=0.0, load_s=0.0, credentials=None, access=OPEN, port=0, borrower=None, lender=None
+    ):
         self.pulled, self.said, self.credentials, self.facts = [], [], credentials or Credentials(), facts
         shelf, wire = Shelf(), FakeWire()
         engine = SimpleNamespace(slots=6, step_s=step_s, load_params=lambda tree: (time.sleep(load_s), tree)[1])
 
+        fetcher = Fetcher(self.credentials, wire.shapes, borrower)
+
         async def fetch(offer):
             self.pulled.append((offer.version, offer.source))
-            return await pull(
-                self.credentials, offer.source, offer.version, offer.digest, wire.shapes, patience_s=offer.patience_s
-            )
+            return await fetcher(offer)
 
         self.world = SamplerWorld(
             engine,
@@ -123,7 +126,7 @@ class FakeSampler:
             shelf=shelf,
             say=self.said.append,
         )
-        self.server = SamplerServer(self.world, shelf, access, port=port, max_calls=64)
+        self.server = SamplerServer(self.world, shelf, access, port=port, max_calls=64, lender=lender)
 
     def __enter__(self):
         self.server.__enter__()
@@ -207,7 +210,16 @@ class Trainer:
     """A trainer without training: it takes groups, counts them and publishes the next version."""
 
     def __init__(
-        self, *workers, run="the run", max_lag=2, token=None, patience_s=30.0, fan_out=2, verify_every=1, **links
+        self,
+        *workers,
+        run="the run",
+        max_lag=2,
+        token=None,
+        patience_s=30.0,
+        fan_out=2,
+        verify_every=1,
+        lends=False,
+        **links,
     ):
         self.notes = []
         tasks = [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(8)]
@@ -221,7 +233,9 @@ class Trainer:
             HowToSample(sampling, 0, sampling, 1),
             access,
             Credentials(token),
-            FleetOptions(0, None, workers, fan_out, patience_s, LinkOptions(verify_every=verify_every, **seconds)),
+            FleetOptions(
+                0, None, workers, fan_out, patience_s, lends, LinkOptions(verify_every=verify_every, **seconds)
+            ),
             lambda kind, words, about: self.notes.append((kind, words)),
         )
         coordinator = Coordinator(

@@ -4,12 +4,14 @@ import re
 import time
 from collections import Counter
 
+import jax
 import pytest
 from fake_worlds import FACTS, FakeSampler, Proxy, Trainer, fair, several, until
 
 from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.serving.access import Token, check_access
 from jaxrl_llm.types import RunFailedError, UserError
+from jaxrl_llm.weights.transfer import Borrower, Lender, Loan, Part
 from jaxrl_llm.worlds.agreement import PROTOCOL
 from jaxrl_llm.worlds.dialling import Credentials
 
@@ -94,17 +96,20 @@ def test_a_sampler_that_falls_silent_leaves_the_run_and_comes_back_with_the_newe
     def spoil(name, number, reply):
         return (3600.0 if silent else 0.0), [reply]
 
-    with several(2) as (fast, stopped), Proxy(stopped.address, spoil) as proxy:
-        with Trainer(fast.address, proxy.address, silence_s=0.5, push_timeout_s=0.3) as trainer:
-            until(lambda: trainer.kinds()["joined"] == 2)
-            trainer.train(3)
-            silent = True
-            trainer.train(6)
-            until(lambda: trainer.kinds()["left"] == 1)
-            silent = False
-            until(lambda: trainer.kinds()["joined"] == 3)
-            trainer.train(3)
-            trainer.balances()
+    with (
+        several(2) as (fast, stopped),
+        Proxy(stopped.address, spoil) as proxy,
+        Trainer(fast.address, proxy.address, silence_s=0.5, push_timeout_s=0.3) as trainer,
+    ):
+        until(lambda: trainer.kinds()["joined"] == 2)
+        trainer.train(3)
+        silent = True
+        trainer.train(6)
+        until(lambda: trainer.kinds()["left"] == 1)
+        silent = False
+        until(lambda: trainer.kinds()["joined"] == 3)
+        trainer.train(3)
+        trainer.balances()
     assert trainer.words("left") == [f"sampler {proxy.address} left: it has not answered for 0.5 s"]
     assert f"(life 2) joined with version {9}" in trainer.words("joined")[2]
 
@@ -149,7 +154,7 @@ def test_a_sampler_of_another_kind_is_refused_once_and_the_run_goes_on(facts, me
         until(lambda: trainer.kinds()["refused"] == 1)
         trainer.fleet._loop.call_soon_threadsafe(lambda: trainer.fleet._links[other.address][0].poke())
         other.register(trainer.fleet.address)
-        with pytest.raises(UserError, match="refuses this sampler: the sampler at .* has another"):
+        with pytest.raises(UserError, match=r"refuses this sampler: the sampler at .* has another"):
             other.server.over.result(5)
         trainer.train(2)
         trainer.balances()
@@ -203,9 +208,9 @@ def test_a_sampler_works_for_one_run_at_a_time():
 
 
 def test_a_run_without_samplers_fails_by_name_and_in_time():
-    with Trainer("127.0.0.1:1", patience_s=0.5) as trainer:
-        with pytest.raises(RunFailedError, match="no sampler has been there for 0.5 s"):
-            trainer.train(1)
+    trainer = Trainer("127.0.0.1:1", patience_s=0.5)
+    with trainer, pytest.raises(RunFailedError, match=r"no sampler has been there for 0\.5 s"):
+        trainer.train(1)
     assert trainer.words("unreachable") == [
         "sampler 127.0.0.1:1 cannot be reached: the connection is gone or was refused"
     ]
@@ -237,3 +242,35 @@ def test_a_piece_that_was_not_asked_for_is_a_failed_attempt():
         trainer.balances()
     assert trainer.kinds() == Counter(joined=1, retried=1)
     assert "it answered something else than was asked" in trainer.words("retried")[0]
+
+
+def transferring():
+    return {"borrower": Borrower("127.0.0.1", jax.devices()), "lender": Lender("127.0.0.1")}
+
+
+def test_weights_go_from_device_to_device_and_on_to_the_next_sampler():
+    with (
+        FakeSampler(**transferring()) as one,
+        FakeSampler(**transferring()) as other,
+        Trainer(one.address, other.address, lends=True, fan_out=1) as trainer,
+    ):
+        until(lambda: trainer.kinds()["joined"] == 2)
+        trainer.train(4)
+        trainer.balances()
+    assert trainer.kinds() == Counter(joined=2)  # and no fallback: every sampler's digest was read back
+
+
+def test_a_transfer_that_never_comes_falls_back_to_chunks_and_is_told_once(monkeypatch):
+    monkeypatch.setattr(Lender, "lend", lambda self, leaves: Loan(12345, tuple(whole_parts(leaves))))  # never offered
+    with (
+        FakeSampler(**transferring()) as sampler,
+        Trainer(sampler.address, lends=True, push_timeout_s=0.5) as trainer,
+    ):
+        trainer.train(4)
+        trainer.balances()
+    assert trainer.kinds() == Counter(joined=1, push_fallback=1)
+    assert re.search("in chunks .* sent nothing for 0.5 s", trainer.words("push_fallback")[0])
+
+
+def whole_parts(leaves):
+    return [Part(path, leaf.shape, leaf.dtype.name, (0,) * leaf.ndim) for path, leaf in leaves.items()]

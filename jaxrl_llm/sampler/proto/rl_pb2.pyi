@@ -261,34 +261,38 @@ class AttachResponse(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class OfferRequest(_message.Message):
-    __slots__ = ("session", "version", "digest", "source", "patience_s")
+    __slots__ = ("session", "version", "digest", "source", "transfer", "patience_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
     session: str
     version: int
     digest: str
     source: str
+    transfer: bool
     patience_s: float
-    def __init__(self, session: _Optional[str] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., patience_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., transfer: _Optional[bool] = ..., patience_s: _Optional[float] = ...) -> None: ...
 
 class OfferResponse(_message.Message):
-    __slots__ = ("failure", "superseded", "digest", "bytes", "pull_s", "load_s")
+    __slots__ = ("failure", "superseded", "digest", "bytes", "pull_s", "load_s", "fallback")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PULL_S_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
     failure: str
     superseded: bool
     digest: str
     bytes: int
     pull_s: float
     load_s: float
-    def __init__(self, failure: _Optional[str] = ..., superseded: _Optional[bool] = ..., digest: _Optional[str] = ..., bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., load_s: _Optional[float] = ...) -> None: ...
+    fallback: str
+    def __init__(self, failure: _Optional[str] = ..., superseded: _Optional[bool] = ..., digest: _Optional[str] = ..., bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., load_s: _Optional[float] = ..., fallback: _Optional[str] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("session", "version", "verify")
@@ -345,6 +349,38 @@ class PullRequest(_message.Message):
     version: int
     digest: str
     def __init__(self, version: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("path", "shape", "start")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    start: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, path: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LendResponse(_message.Message):
+    __slots__ = ("address", "id", "parts")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    id: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, address: _Optional[str] = ..., id: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class ReturnRequest(_message.Message):
+    __slots__ = ("id", "failed")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    failed: bool
+    def __init__(self, id: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
+
+class ReturnResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("protocol", "address", "facts")
