@@ -136,6 +136,6 @@ def test_the_quickstart_reaches_its_target_whatever_happens_to_its_samplers(tmp_
         assert processes.ended(trainer, seconds=1800) == 0, trainer.said()
         assert processes.ended(second) == processes.ended(third) == 0
         last = [json.loads(line) for line in (processes.run / "eval.jsonl").read_text().splitlines()][-1]
-        assert last["value"] > 0.9
+        assert last["value"] > 0.8
         check_books(processes.metrics(), max_lag=8)
         assert processes.kinds() - Counter(retried=10**6) == Counter(joined=4, left=2)
