@@ -563,8 +563,69 @@ class RolloutConfig(Section):
     length_cache: Int = Field(4096, gt=0, description="tokens before length_limit over which the penalty grows")
 
 
+class RemoteConfig(Section):
+    """How the trainer and samplers in other processes (`jaxrl sampler`) reach each other; see docs/distributed.md."""
+
+    listen: str | None = Field(
+        None,
+        description="host:port where samplers register and fetch weights; null: only if sampler.workers are named, on a free port of this machine's own address",
+    )
+    advertise: str | None = Field(
+        None, description="host:port under which samplers reach the trainer; null: where it listens"
+    )
+    announce: str | None = Field(
+        None, description="file into which the trainer writes its address, for `jaxrl sampler --trainer file:PATH`"
+    )
+    local: Bool | None = Field(
+        None, description="whether the trainer's process samples too; null: only if no other process may"
+    )
+    token_file: str | None = Field(
+        None, description="file of the token that both sides show; null: the environment's JAXRL_SERVE_TOKEN, if set"
+    )
+    tls_cert: str | None = Field(None, description="PEM certificate chain of the trainer's server")
+    tls_key: str | None = Field(None, description="PEM private key of that certificate")
+    tls_authority: str | None = Field(
+        None, description="PEM file of who signed the samplers' certificates; null: connections to them are plain"
+    )
+    heartbeat_s: Float = Field(2.0, gt=0, description="seconds between two looks at a sampler")
+    silence_s: Float = Field(30.0, gt=0, description="seconds without an answer after which a sampler has left the run")
+    retry_s: Float = Field(
+        2.0, gt=0, description="pause before a lost sampler is tried again; it doubles up to 30 s as long as it is away"
+    )
+    patience_s: Float = Field(
+        1800.0,
+        gt=0,
+        description="seconds without any sampler after which the run fails, if the trainer does not sample",
+    )
+    push_timeout_s: Float = Field(
+        30.0, gt=0, description="seconds without a byte after which a push of weights is broken off and begun anew"
+    )
+    push_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None,
+        description="dtype of weights on their way; null is sampler.dtype. With sampler.int8_weights layers' matrices travel as int8",
+    )
+    transfer: Bool = Field(
+        False,
+        description="weights go from device to device by jax.experimental.transfer, which neither authenticates nor encrypts, and in chunks over gRPC only where that fails; on both sides",
+    )
+    fan_out: Int = Field(
+        2, gt=0, description="samplers that fetch a version from one place at a time; those that have it serve others"
+    )
+    verify_every: Int = Field(
+        50,
+        gt=0,
+        description="pushes between two in which a sampler reads its weights back from its devices and digests them",
+    )
+
+
 class SamplerConfig(Section):
     """The engine that decodes."""
+
+    workers: tuple[str, ...] = Field(
+        (),
+        description="samplers in other processes that the trainer dials: host:port, file:PATH (one host:port a line, read again and again) or dns:NAME:PORT (every address of the name)",
+    )
+    remote: RemoteConfig = RemoteConfig()
 
     slots: Int = Field(256, gt=0, description="sequences decoded at once")
     decode_steps: Int = Field(4, gt=0, description="decode steps per dispatch; weights are swapped between dispatches")
@@ -680,6 +741,10 @@ class EvalConfig(Section):
     prompts: Int = Field(1000, gt=0, description="held-out prompts used")
     samples: Int = Field(4, gt=0, description="completions per prompt: the n of mean@n")
     temperature: Float = Field(1.0, ge=0, description="sampling temperature of evaluation")
+    priority: Literal["evaluation", "training"] = Field(
+        "evaluation",
+        description="whose prompts get free slots first where samplers in other processes evaluate beside their sampling for training",
+    )
 
 
 class CheckpointConfig(Section):

@@ -29,7 +29,7 @@ from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.rewards.length import soft_overlong
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
-from jaxrl_llm.sharding import check_rows, make_mesh, param_shardings, sampler_devices, split_devices
+from jaxrl_llm.sharding import check_rows, make_mesh, own_devices, param_shardings, split_devices
 from jaxrl_llm.text.chat import encode_trusted, render_prompt_ids
 from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxrl_llm.text.hf_tokenizer import load_hf
@@ -57,7 +57,8 @@ class SamplerSetup:
 
 @dataclass(frozen=True)
 class Setup(SamplerSetup):
-    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it."""
+    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it. Where these do
+    not sample (`samples`), nothing is ever asked of the engine."""
 
     train_tasks: list[PromptTask]
     heldout_tasks: list[PromptTask]
@@ -65,6 +66,7 @@ class Setup(SamplerSetup):
     trainer_mesh: Mesh
     reward_mesh: Mesh
     world: World = field(default_factory=World)
+    samples: bool = True
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -75,11 +77,17 @@ class Setup(SamplerSetup):
         }
 
 
-def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None, world: World | None = None) -> Setup:
+def assemble(
+    config: RunConfig,
+    devices: Sequence[jax.Device] | None = None,
+    world: World | None = None,
+    *,
+    samples: bool = True,
+) -> Setup:
     """Raises UserError for whatever in the configuration cannot work on this machine's files and devices.
 
-    Other `devices` than this machine's may be given, to compile for. Several processes have a trainer alone, which
-    takes all their devices.
+    Other `devices` than this machine's may be given, to compile for. Where `samples` is False, as in several processes
+    always, the trainer has all devices to itself.
     """
     world = world or World()
     check_algorithm(config)
@@ -87,9 +95,11 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None, wor
     completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
     config = config.model_copy(update={"optimizer": for_batch(config.optimizer, completions)})
     check_router(config)
-    for_trainer, for_sampler, for_rewards = _split(config, jax.devices() if devices is None else devices, world)
+    for_trainer, for_sampler, for_rewards = _split(
+        config, jax.devices() if devices is None else devices, world, samples
+    )
     trainer_mesh = make_mesh(config.train.mesh, for_trainer)
-    sampler_mesh = make_mesh(config.sampler.mesh, for_sampler)
+    sampler_mesh = make_mesh(config.sampler.mesh, for_sampler) if for_sampler else make_mesh({}, for_trainer[:1])
     reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, for_rewards) if for_rewards else sampler_mesh
     choose_attention(config.model, trainer_mesh, share_prompts=config.train.share_prompts)
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model), whose="train.mesh")
@@ -110,6 +120,7 @@ def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None, wor
         reward_mesh=reward_mesh,
         engine=_engine(config, tokenizer, sampler_mesh),
         world=world,
+        samples=bool(for_sampler),
     )
 
 
@@ -119,7 +130,7 @@ def assemble_sampler(config: RunConfig, *, top_logprobs: int = 0) -> SamplerSetu
     `top_logprobs` is the engine's.
     """
     config, tokenizer, _, _ = _with_tokenizer(config)
-    mesh = make_mesh(config.sampler.mesh, sampler_devices(jax.devices(), config.sampler.mesh))
+    mesh = make_mesh(config.sampler.mesh, own_devices(jax.devices(), config.sampler.mesh, "sampler.mesh"))
     most = min(top_logprobs, config.model.vocab_size)
     return SamplerSetup(config, tokenizer, _engine(config, tokenizer, mesh, top_logprobs=most))
 
@@ -159,20 +170,24 @@ def _engine(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, *, top_logprobs
     )
 
 
-def _split(config: RunConfig, devices: Sequence[jax.Device], world: World) -> tuple[list[jax.Device], ...]:
+def _split(
+    config: RunConfig, devices: Sequence[jax.Device], world: World, samples: bool
+) -> tuple[list[jax.Device], list[jax.Device], list[jax.Device]]:
     """The devices of trainer, sampler and a reward model's own mesh: those are the last ones."""
     if world.count > 1:
-        return list(devices), sampler_devices(devices, config.sampler.mesh), []
-    axes = config.rollout.reward_model.mesh
-    if config.rollout.reward != "model" or axes is None:
-        return *split_devices(devices, config.train.mesh, config.sampler.mesh), []
-    count = math.prod(axes.values())
-    if min(axes.values(), default=1) < 1 or count >= len(devices):
-        raise UserError(
-            f"rollout.reward_model.mesh = {axes} leaves no device to trainer and sampler, or has a size below 1; there "
-            f"are {len(devices)} devices; make it smaller, or null to share the sampler's"
-        )
-    return *split_devices(devices[:-count], config.train.mesh, config.sampler.mesh), list(devices[-count:])
+        return list(devices), [], []
+    axes, count = config.rollout.reward_model.mesh, 0
+    if config.rollout.reward == "model" and axes is not None:
+        count = math.prod(axes.values())
+        if min(axes.values(), default=1) < 1 or count >= len(devices):
+            raise UserError(
+                f"rollout.reward_model.mesh = {axes} leaves no device to trainer and sampler, or has a size below 1; "
+                f"there are {len(devices)} devices; make it smaller, or null to share the sampler's"
+            )
+    rest, rewards = list(devices[: len(devices) - count]), list(devices[len(devices) - count :])
+    if not samples:
+        return own_devices(rest, config.train.mesh, "train.mesh"), [], rewards
+    return *split_devices(rest, config.train.mesh, config.sampler.mesh), rewards
 
 
 def _interruption(config: RunConfig, tokenizer: Tokenizer) -> Interruption | None:

@@ -104,6 +104,58 @@ def serve(
     serve_policy(policy, access, ServeOptions(name or target.stem, port, http_port, max_queue, max_calls), say)
 
 
+@app.command(epilog=_keys())
+def sampler(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(help="where to register: host:port, file:PATH or dns:NAME:PORT [default: wait to be dialled]"),
+    ] = None,
+    listen: Annotated[
+        str,
+        typer.Option(help="host:port; port 0 takes a free one, a host but this machine's own needs a token and TLS"),
+    ] = "127.0.0.1:0",
+    advertise: Annotated[
+        str | None, typer.Option(help="host:port under which trainer and samplers reach this one [default: --listen]")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="file of the token [default: $JAXRL_SERVE_TOKEN]")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM private key of the certificate")] = None,
+    tls_authority: Annotated[
+        Path | None, typer.Option(help="PEM file of who signed the trainer's certificate [default: plain connections]")
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(help="seconds without a trainer after which a sampler that registers gives up", min=0)
+    ] = 600.0,
+) -> None:
+    """Sample for a trainer in another process, with the weights that it sends; ends with its run.
+
+    CONFIG is the trainer's. Give --trainer, or name this sampler in the trainer's sampler.workers.
+    """
+    from jaxrl_llm.sampler.serving.access import check_access, read_token
+    from jaxrl_llm.worlds.dialling import host_and_port
+    from jaxrl_llm.worlds.discovery import check_place
+
+    host, port = host_and_port(listen, "--listen")
+    access = check_access(host, read_token(token_file), tls_cert, tls_key)
+    if trainer is not None:
+        check_place(trainer, "--trainer")
+    if advertise is not None:
+        host_and_port(advertise, "--advertise")
+    from jaxrl_llm.cli.console import say
+    from jaxrl_llm.cli.sampler import WorldOptions, run_sampler
+    from jaxrl_llm.cli.worlds import credentials
+
+    run_sampler(
+        config_room.load(config, overrides or ()),
+        access,
+        credentials(token_file, tls_authority),
+        WorldOptions(trainer, port, advertise, patience),
+        say,
+    )
+
+
 @app.command()
 def sample(
     target: Target,

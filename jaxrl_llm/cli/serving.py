@@ -37,7 +37,7 @@ def serve_policy(policy: Policy, access: Access, options: ServeOptions, say: Cal
     served = Served(
         service, setup.tokenizer, setup.config.tokenizer.chat_template, options.name, max_choices=options.max_queue
     )
-    with _stop_signals() as stop, service:
+    with stop_signals() as stop, service:
         say(f"sampling with {policy.origin} (version {policy.version})")
         ports = {"grpc_port": options.grpc_port, "http_port": options.http_port}
         with serving(served, access, **ports, max_calls=options.max_calls) as listening:
@@ -69,7 +69,7 @@ def _lines(ports: Ports, access: Access, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Generator[threading.Event]:
+def stop_signals() -> Generator[threading.Event]:
     """SIGINT and SIGTERM set the event; a second one stops at once."""
     asked = threading.Event()
 

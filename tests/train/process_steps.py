@@ -50,9 +50,23 @@ def main(port, index, count, axes, folder):
     fields = (batch.tokens, batch.targets, batch.positions, batch.segment_ids)
     logprobs = to_host(score(state.params, *(x.reshape(-1, x.shape[-1])[:8] for x in fields)))
     agreed = [world.any_process(index == count - 1), world.any_process(False)]
+    shared = world.from_first([np.float32([np.nan, -0.0, 1e-45]) * world.first, np.int32(world.first * 7)])
+    shared = [x.tobytes().hex() for x in shared]
+    heard = [heard_by(world, text) for text in ("one", "two")]
+    agreed.append(world.any_process(False))
+    heard.append(heard_by(world, "three"))
     (folder / f"of_{count}_{index}.json").write_text(
-        json.dumps({"losses": losses, "logprobs": logprobs.tolist(), "agreed": agreed})
+        json.dumps(
+            {"losses": losses, "logprobs": logprobs.tolist(), "agreed": agreed, "shared": shared, "heard": heard}
+        )
     )
+
+
+def heard_by(world, text):
+    if not world.first:
+        return world.hear()
+    world.announce(text)
+    return text
 
 
 if __name__ == "__main__":
