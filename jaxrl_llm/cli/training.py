@@ -73,6 +73,11 @@ def _check_shared_training(config: RunConfig, count: int) -> None:
             "samplers with `jaxrl sampler` and name them in sampler.workers, or set sampler.remote.listen, where they "
             "register (and leave sampler.remote.local out)"
         )
+    if config.sampler.remote.transfer:
+        raise UserError(
+            f"sampler.remote.transfer = true, but the weights of {count} processes are put together on the host of the "
+            "first one; leave it out"
+        )
     if config.rollout.reward == "model":
         raise UserError(
             f"rollout.reward = model, but jaxrl train runs over {count} processes, which share all their devices; "
@@ -162,7 +167,10 @@ def _run(
                 wire = wire_form(setup.config, deployment.remote, setup.trainer_mesh) if remote else None
                 work = shared_work(setup, base, reference, save, wire)
             if not world.first:
-                return follow(world, work, state, asked)
+                try:
+                    return follow(world, work, state, asked)
+                except KeyboardInterrupt:
+                    return "interrupted"
             lead = Lead(world, work)
 
             def run() -> str:
