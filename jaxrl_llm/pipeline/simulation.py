@@ -39,7 +39,7 @@ class Prompts:
         self.next_index = 0
 
     def __getitem__(self, index: int) -> PromptTask:
-        return PromptTask(f"t{index % self.epoch_size}", np.ones(1, np.int32), "", "")
+        return PromptTask(f"t{index % self.epoch_size}", np.ones(1, np.int32), "", "", "s", "exact")
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,10 @@ class _Trainer:
         return self.life == self._sim.life
 
     @property
+    def busy(self) -> bool:
+        return self._busy
+
+    @property
     def done(self) -> bool:
         return self.alive and self.step >= self._spec.steps and not self._busy and self._pinned is None
 
@@ -284,6 +288,7 @@ class _Trainer:
                 "step": self.step,
                 "at_s": self._clock.now,
                 "tokens": sampled,
+                "train_s": cost_s,
                 **lag,
                 "trainer_waits_s": self._waits,
                 "sampler_waits_s": waits.empty_s,
@@ -298,9 +303,14 @@ class _Trainer:
             for host in sim.hosts:
                 host.push()
         self._busy = False
+        for host in sim.hosts:
+            host.look()
         every = self._spec.evaluate_every
         if every and self.step % every == 0 and self.coordinator.publishes(self.step):
-            tasks = [PromptTask(f"e{i}", np.ones(1, np.int32), "", "") for i in range(self._spec.evaluate_prompts)]
+            tasks = [
+                PromptTask(f"e{i}", np.ones(1, np.int32), "", "", "s", "exact")
+                for i in range(self._spec.evaluate_prompts)
+            ]
             self._pinned = self.coordinator.pin(self.step, tasks, self._spec.group_size)
         elif self.step % self._spec.checkpoint_every == 0:
             self._save(content)
@@ -417,6 +427,10 @@ class _Host:
             self._stopped_until = self._clock.now + seconds
             self._decoder.hold(seconds)
 
+    @property
+    def busy(self) -> bool:
+        return self._decoder is not None and self._decoder.busy
+
     def look(self) -> None:
         if self._decoder is not None and self._spec_is_local:
             self._decoder.look()
@@ -499,6 +513,7 @@ class _Host:
         name = self.name
         self._holds, self._pushing = weights.version, False
         self._trainer.heard(lambda coordinator, now: coordinator.join(name, weights.version, spec.slots, now))
+        self._trainer.distribute()
         self._beat()
         self.push()
 

@@ -22,14 +22,15 @@ P, G = 2, 3
 
 
 def tasks(n):
-    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(n)]
+    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i), "s", "exact") for i in range(n)]
 
 
 class ScriptedScheduler:
-    """Finishes one request per step, newest first, so that groups come back out of order."""
+    """Finishes one request per step, the newest first unless told, so that groups come back out of order."""
 
-    def __init__(self, break_at=None, version=0):
+    def __init__(self, break_at=None, version=0, oldest_first=False):
         self.queue, self.version, self.submitted, self.break_at = [], version, [], break_at
+        self.next = 0 if oldest_first else -1
 
     def submit(self, requests):
         ids = list(range(len(self.submitted), len(self.submitted) + len(requests)))
@@ -44,7 +45,7 @@ class ScriptedScheduler:
             raise FloatingPointError("device on fire")
         if not self.queue:
             return []
-        request = self.queue.pop()
+        request = self.queue.pop(self.next)
         tokens = np.array([self.submitted[request].sibling], np.int32)
         versions = np.array([self.version], np.int32)
         return [(request, Completion(tokens, np.array([-0.5], np.float32), versions, np.zeros(1, bool), "stop"))]
@@ -82,6 +83,7 @@ def make(
     concurrency=10**6,
     max_ready=10**6,
     environment=None,
+    scorers=1,
     **how,
 ):
     scheduler = scheduler or ScriptedScheduler(version=step)
@@ -94,7 +96,7 @@ def make(
     )
     board, sampling = WeightBoard(), HowToSample(Sampling(4), 5, Sampling(4, 0.0), 6)
     sampler = LocalSampler(scheduler, board, sampling, slots=concurrency)
-    worker = RolloutWorker(coordinator, environment or FirstSiblingIsRight(), [sampler], board)
+    worker = RolloutWorker(coordinator, environment or FirstSiblingIsRight(), [sampler], board, scorers=scorers)
     return worker, issuer, scheduler
 
 
@@ -127,7 +129,8 @@ def test_lag_never_exceeds_the_bound_and_groups_come_in_issue_order(max_lag):
 
 @pytest.mark.parametrize(("concurrency", "max_ready"), [(1, P), (G, P), (2 * P * G, P), (P * G, 2 * P)])
 def test_a_fast_sampler_makes_no_stock_of_stale_samples(concurrency, max_ready):
-    worker, issuer, scheduler = make(max_lag=8, concurrency=concurrency, max_ready=max_ready)
+    scheduler = ScriptedScheduler(oldest_first=True)
+    worker, issuer, _ = make(max_lag=8, concurrency=concurrency, max_ready=max_ready, scheduler=scheduler)
     worker.start()
     # One short of the stock, then what runs at once; and one more while the trainer is taking groups.
     most = max_ready - 1 + -(-concurrency // G) + 1
@@ -175,7 +178,8 @@ class BlockedOnReward(FirstSiblingIsRight):
 
 def test_slow_rewards_do_not_hold_up_sampling_and_count_as_stock():
     environment = BlockedOnReward()
-    worker, issuer, scheduler = make(max_lag=8, concurrency=G, max_ready=4, environment=environment)
+    scheduler = ScriptedScheduler(oldest_first=True)
+    worker, issuer, _ = make(max_lag=8, concurrency=G, max_ready=4, environment=environment, scheduler=scheduler)
     worker.start()
     deadline = time.monotonic() + 10
     # Nothing has been scored, and yet four groups are sampled, and one that began before the fourth ended.
@@ -190,6 +194,28 @@ def test_slow_rewards_do_not_hold_up_sampling_and_count_as_stock():
     worker.stop()
     assert [g.group_id for g in groups] == list(range(3 * P))
     assert {count for _, count in environment.asked} == {G}  # siblings together
+
+
+def test_several_scorers_take_a_group_each_and_a_slow_one_changes_no_order():
+    class FirstIsSlow(FirstSiblingIsRight):
+        def __init__(self):
+            self.others, self.together = threading.Semaphore(0), []
+
+        def episodes(self, task, completions):
+            self.together.append(len(completions))
+            if len(self.together) == 1:
+                assert self.others.acquire(timeout=10) and self.others.acquire(timeout=10)  # others go on meanwhile
+            else:
+                self.others.release()
+            return super().episodes(task, completions)
+
+    environment = FirstIsSlow()
+    worker, issuer, _ = make(max_lag=8, environment=environment, scorers=2)
+    worker.start()
+    groups = [g for step in range(3) for g in train_step(worker, issuer, step)[0]]
+    worker.stop()
+    assert [g.group_id for g in groups] == list(range(3 * P))
+    assert set(environment.together) == {G}
 
 
 def test_a_failure_of_the_scoring_thread_reaches_the_trainer():
