@@ -199,7 +199,7 @@ def test_a_mixture_with_hangs_and_deaths_is_accounted_for():
 @pytest.mark.slow
 def test_ten_thousand_rewards_of_which_five_percent_hang_or_die_take_their_time_outs_and_little_more():
     jobs, reasons = mixture(10_000, seed=1)
-    count, timeout_s = 8, 4.0
+    count, timeout_s = 4, 5.0
     with pool(workers=count, timeout_s=timeout_s) as workers:
         workers.start()
         started = time.monotonic()
