@@ -39,7 +39,7 @@ class Prompts:
         self.next_index = 0
 
     def __getitem__(self, index: int) -> PromptTask:
-        return PromptTask(f"t{index % self.epoch_size}", np.ones(1, np.int32), "", "")
+        return PromptTask(f"t{index % self.epoch_size}", np.ones(1, np.int32), "", "", "s", "exact")
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,10 @@ class _Trainer:
         self._busy = False
         every = self._spec.evaluate_every
         if every and self.step % every == 0 and self.coordinator.publishes(self.step):
-            tasks = [PromptTask(f"e{i}", np.ones(1, np.int32), "", "") for i in range(self._spec.evaluate_prompts)]
+            tasks = [
+                PromptTask(f"e{i}", np.ones(1, np.int32), "", "", "s", "exact")
+                for i in range(self._spec.evaluate_prompts)
+            ]
             self._pinned = self.coordinator.pin(self.step, tasks, self._spec.group_size)
         elif self.step % self._spec.checkpoint_every == 0:
             self._save(content)
