@@ -1197,6 +1197,10 @@ def _read_tree(
         return tree
     if not isinstance(parent, str):
         raise UserError(f"config file {path}: extends is {parent!r}; it wants the path of one other YAML file")
+    if parent.endswith(".py") and path.suffix != ".py":
+        raise UserError(
+            f"config file {path} is YAML and cannot extend {parent}, which is code; name that on the command line"
+        )
     return _merge(_read_tree(path.parent / parent, (*seen, path.resolve())), tree)
 
 
