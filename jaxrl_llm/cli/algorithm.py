@@ -92,6 +92,7 @@ def bind_selection(config: RunConfig) -> Selection:
         zero_variance_filter=algorithm.zero_variance_filter,
         overlong_filter=algorithm.overlong_filter,
         smallest_group=2 if algorithm.compares else 1,
+        siblings=rollout.group_size,
         prompts_per_update=rollout.prompts_per_step // algorithm.updates_per_batch,
     )
 

@@ -95,7 +95,7 @@ def _environment(setup: Setup) -> dict[str, Any]:
         "processes": setup.world.count,
         "devices": [f"{d.device_kind} {d.id}" for d in jax.devices()],
         "trainer_devices": [d.id for d in setup.trainer_mesh.devices.flat],
-        "sampler_devices": [d.id for d in setup.engine.mesh.devices.flat],
+        "sampler_devices": [d.id for d in setup.engine.mesh.devices.flat] if setup.samples else [],
         "head_dtype": config.model.head_dtype,
         "attention": f"{attention.implementation} ({attention.reason})",
         "seed": setup.config.seed,

@@ -38,7 +38,7 @@ def serve_policy(policy: Policy, access: Access, options: ServeOptions, say: Cal
     served = Served(
         service, setup.tokenizer, setup.config.tokenizer.chat_template, options.name, max_choices=options.max_queue
     )
-    with _stop_signals() as stop, service:
+    with stop_signals() as stop, service:
         say(f"sampling with {policy.origin} (version {policy.version})")
         for words in ablations(policy.setup.config.model):
             say(words)
@@ -72,7 +72,7 @@ def _lines(ports: Ports, access: Access, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Generator[threading.Event]:
+def stop_signals() -> Generator[threading.Event]:
     """SIGINT and SIGTERM set the event; a second one stops at once."""
     asked = threading.Event()
 

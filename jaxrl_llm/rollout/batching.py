@@ -26,6 +26,7 @@ class Selection:
 
     `advantages(rewards_PG, keep_PG) -> [P, G]`; `token_weights(lengths_N, prompt_N, keep_N) -> [N]` (see
     losses/aggregate.py). A group with fewer than `smallest_group` completions left is dropped.
+    `siblings` is how many completions a group has where no straggler left it short (None: as many as the largest).
     """
 
     advantages: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -33,6 +34,7 @@ class Selection:
     zero_variance_filter: bool
     overlong_filter: bool = False
     smallest_group: int = 2
+    siblings: int | None = None
     prompts_per_update: int | None = None
 
 
@@ -53,7 +55,7 @@ def select(groups: Sequence[EpisodeGroup], how: Selection) -> StepGroups:
 
 def _select_one(groups: Sequence[EpisodeGroup], how: Selection) -> StepGroups:
     """One update's groups. A completion whose reward failed, or that is too long for the filter, leaves its group."""
-    size = max(len(group.episodes) for group in groups)
+    size = how.siblings or max(len(group.episodes) for group in groups)
     rewards_PG, scored_PG = np.zeros((len(groups), size)), np.zeros((len(groups), size), bool)
     overlong_PG = np.zeros(scored_PG.shape, bool)
     for p, group in enumerate(groups):

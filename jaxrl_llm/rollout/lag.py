@@ -1,42 +1,40 @@
-"""The lag bound by counting (PipelineRL-k).
+"""How old a group's tokens may be when they are trained: the one rule that admission, hand-over and pushes obey.
 
-A prompt group holds a slot from admission until the sampler holds the weights trained on it, and there are
-(max_lag + 1) * prompts_per_step slots. Groups are trained in issue order, P to a step, so group g is trained at
-version floor(g / P); it was admitted when at least g + 1 - (k + 1) P groups had been released, that is under a version
-of at least floor(g / P) - k. Its tokens are therefore at most k versions old. Dropping a group only releases earlier.
+A group that starts under version w has a deadline(w): the newest version it may still be trained at. Everything else is
+counting (rollout/coordinator.py); the proof of the bound stands in docs/pipeline.md.
 """
 
-import threading
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["sync", "ppo_off_policy", "pipeline"]
 
 
-class LagSlots:
-    """Counts admitted groups; safe to use from the sampling and the training thread."""
+@dataclass(frozen=True)
+class LagRule:
+    """`sync`: sample a step's batch with the present weights, train, repeat. `ppo_off_policy`: sample the batches of
+    `k` steps with one version, train `k` steps on them, repeat. `pipeline`: sample on while training; nothing is
+    trained more than `k` versions late (arXiv:2510.13786). `k` means nothing to `sync`."""
 
-    def __init__(self, *, max_lag: int, prompts_per_step: int):
-        self._capacity = self._free = (max_lag + 1) * prompts_per_step
-        self._trained: dict[int, int] = {}  # version -> groups that went into it and still hold their slots
-        self._lock = threading.Lock()
+    mode: Mode
+    k: int = 0
 
     @property
-    def free(self) -> int:
-        with self._lock:
-            return self._free
+    def bound(self) -> int:
+        """The greatest lag, in versions, that a trained token can have."""
+        return {"sync": 0, "ppo_off_policy": self.k - 1, "pipeline": self.k}[self.mode]
 
-    def admit(self) -> None:
-        with self._lock:
-            if self._free == 0:
-                raise RuntimeError("no free slot: wait for release() before admitting a prompt group")
-            self._free -= 1
+    @property
+    def steps_out(self) -> int:
+        """So many steps' groups at most are issued and not yet handed to the trainer."""
+        return self.bound + 1
 
-    def trained(self, version: int, groups: int) -> None:
-        """`groups` admitted groups were used up by the step that makes `version`."""
-        with self._lock:
-            self._trained[version] = self._trained.get(version, 0) + groups
+    def deadline(self, version: int) -> int:
+        """The newest version at which a group that starts under `version` may be trained."""
+        if self.mode == "ppo_off_policy":
+            return version // self.k * self.k + self.k - 1
+        return version + self.bound
 
-    def release(self, version: int) -> None:
-        """The sampler now holds `version`: every group trained into it or into an older one frees its slot."""
-        with self._lock:
-            groups = sum(self._trained.pop(v) for v in sorted(self._trained) if v <= version)
-            if self._free + groups > self._capacity:
-                raise RuntimeError(f"released {groups} groups with only {self._capacity - self._free} admitted")
-            self._free += groups
+    def publishes(self, version: int) -> bool:
+        """Whether samplers get this version at all."""
+        return self.mode != "ppo_off_policy" or version % self.k == 0

@@ -1,216 +1,105 @@
-"""Two threads: one admits prompts and drives the scheduler, one works out rewards.
+"""From prompts to scored groups: samplers' threads, the threads for rewards, and the exchange they share.
 
-issuer.take -> slots.admit -> scheduler.submit (G siblings) -> scheduler.step ... -> env -> EpisodeGroup, in issue order
-      new weights from the board are swapped in between two dispatches, then slots.release
+    coordinator.admit -> sampler (weights swapped between dispatches) -> completed -> env -> EpisodeGroup -> next_groups
 
-A group is scored once its last sibling has ended, all siblings together and one group at a time: what a reward model
-computes then depends on the group alone, never on what else was waiting.
-
-The lag slots bound staleness at its worst. To keep it low at other times a prompt is admitted only when the scheduler
-can start on it at once and no more than `max_ready` finished groups wait for their rewards or the trainer: what is
-sampled earlier than needed is only older when it is trained.
+A group is scored once its last sibling has ended, all siblings together and none of another group with them: what a
+reward model computes then depends on the group alone, never on what else was waiting. Several threads may score, each
+a group, so that one slow completion does not hold up the groups behind it.
 """
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from jaxrl_llm.rollout.issue import GroupIssuer
-from jaxrl_llm.rollout.lag import LagSlots
-from jaxrl_llm.types import Completion, Episode, EpisodeGroup, Params, PromptTask, SampleRequest, Sampling
-from jaxrl_llm.weights import WeightBoard
-
-
-class Scheduler(Protocol):
-    """What the worker needs of the sampler; sampler.scheduler.Scheduler is one."""
-
-    def submit(self, requests: Sequence[SampleRequest]) -> list[int]: ...
-
-    def step(self, between: Callable[[], None] | None = None) -> list[tuple[int, Completion]]: ...
-
-    def swap(self, loaded: Params, version: int) -> None: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def in_flight(self) -> int: ...
-
-    @property
-    def idle(self) -> bool: ...
+from jaxrl_llm.rollout.coordinator import Coordinator
+from jaxrl_llm.rollout.exchange import Driver, Exchange
+from jaxrl_llm.rollout.statistics import age_by_length
+from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PolicyWeights, PromptTask
 
 
 class Environment(Protocol):
     def episodes(self, task: PromptTask, completions: Sequence[Completion]) -> Sequence[Episode]: ...
 
 
-class RolloutWorker:
-    """Owns the scheduler (and so the decode state) from `start` to `stop`; everything else talks to its queue.
+class Board(Protocol):
+    def publish(self, weights: PolicyWeights) -> None: ...
 
-    `concurrency` is how many requests the scheduler decodes at once; `max_ready`, at least a step's prompts, is how
-    many finished groups may wait. A trainer that takes groups must publish weights afterwards: that wakes the thread.
+
+class RolloutWorker:
+    """Everything between the prompt stream and the trainer, from `start` to `stop`.
+
+    A trainer that takes groups must publish the version it makes of them afterwards: that wakes the samplers.
+    `environment` is asked for as many groups at once as there are `scorers`.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        board: WeightBoard,
-        slots: LagSlots,
-        issuer: GroupIssuer,
+        coordinator: Coordinator,
         environment: Environment,
+        samplers: Sequence[Driver],
+        board: Board,
+        give_up: Callable[[], bool] | None = None,
         *,
-        group_size: int,
-        concurrency: int,
-        max_ready: int,
-        sampling: Sampling,
-        seed: int,
+        scorers: int = 1,
     ):
-        self._scheduler, self._board, self._slots, self._issuer = scheduler, board, slots, issuer
-        self._environment, self._group_size = environment, group_size
-        self._concurrency, self._max_ready = concurrency, max_ready
-        self._sampling, self._seed = sampling, seed
-        self._pending: dict[int, tuple[int, int]] = {}  # request -> (group, sibling)
-        self._tasks: dict[int, PromptTask] = {}
-        self._siblings: dict[int, dict[int, Completion]] = {}
-        self._order: deque[int] = deque()  # group ids in issue order
-        self._unscored: deque[tuple[int, PromptTask, list[Completion]]] = deque()
-        self._in_scoring = 0  # groups unscored, the one at work included
-        self._ready: dict[int, EpisodeGroup] = {}
-        self._changed = threading.Condition()
-        self._exhausted = False
-        self._stopping = False
-        self._error: tuple[str, BaseException] | None = None
-        self._wait_s = 0.0
-        self._threads = [
-            threading.Thread(target=self._guard, args=(run,), name=name, daemon=True)
-            for name, run in (("rollout", self._sample), ("rewards", self._score))
-        ]
+        self.exchange = Exchange(coordinator)
+        self._give_up = give_up
+        self._environment, self._samplers, self._board = environment, samplers, board
+        self._rewards = [threading.Thread(target=self._score, name="rewards", daemon=True) for _ in range(scorers)]
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        for scorer in self._rewards:
+            scorer.start()
+        for sampler in self._samplers:
+            sampler.start(self.exchange)
 
     def stop(self) -> None:
-        """End the threads after their current scheduler step and group; groups in flight stay on the ledger."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._board.wake()
-        for thread in self._threads:
-            thread.join()
+        """End the threads after what they are doing; groups in flight stay on the ledger."""
+        self.exchange.stop()
+        for sampler in self._samplers:
+            sampler.stop()
+        for scorer in self._rewards:
+            scorer.join()
 
-    def next_groups(self, count: int) -> list[EpisodeGroup]:
-        """The next `count` groups in issue order; fewer only when no prompt is left to issue.
+    def next_groups(self) -> list[EpisodeGroup]:
+        """The next step's groups; fewer only when no prompt is left to issue.
 
-        Blocks. Re-raises what ended one of the threads.
+        Blocks; raises WaitGivenUpError once `give_up()` holds. Re-raises what ended one of the threads.
         """
-        groups: list[EpisodeGroup] = []
-        with self._changed:
-            while len(groups) < count:
-                self._changed.wait_for(lambda: self._error or self._head_is_ready() or self._finished())
-                if self._error:
-                    thread, error = self._error
-                    raise RuntimeError(f"the {thread} thread failed") from error
-                if not self._head_is_ready():
-                    break
-                groups.append(self._ready.pop(self._order.popleft()))
-        return groups
+        return self.exchange.take(self._give_up)
 
-    def take_wait_seconds(self) -> float:
-        """Seconds the sampler has waited for lag slots (that is, for the trainer) since the last call."""
-        with self._changed:
-            waited, self._wait_s = self._wait_s, 0.0
-            return waited
+    def publish(self, version: int, make: Callable[[], Any]) -> None:
+        """The trainer has made `version`; `make()` is the samplers' copy of its weights, made only if they get it."""
 
-    def _head_is_ready(self) -> bool:
-        return bool(self._order) and self._order[0] in self._ready
+        if not self.exchange.publishes(version):
+            self.exchange.wake_samplers()
+            return
+        weights = PolicyWeights(version, make())
+        self.exchange.published(version, lambda: self._board.publish(weights))
 
-    def _finished(self) -> bool:
-        return self._exhausted and not self._order
+    def report(self, groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
+        """For the record of a step on `groups`, the last taken: who waited for whom since the last report, how old the
+        groups are by length, and what went wrong on the way (totals).
 
-    def _guard(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except BaseException as error:
-            with self._changed:
-                self._error = threading.current_thread().name, error
-                self._changed.notify_all()
-
-    def _sample(self) -> None:
-        while not self._stopping:
-            finished = self._scheduler.step(self._between_dispatches)
-            for request, completion in finished:
-                self._collect(request, completion)
-            if not finished and self._scheduler.idle:
-                if self._exhausted:
-                    return
-                self._wait_for_weights()
+        `sampler_wait_s` is how long a sampler had nothing to do, the mean over samplers; `sampler_waits_s` its reasons
+        and `sampler_idle` the share of slot time without a sequence (see coordinator.Waits).
+        """
+        waits, trainer_waits_s = self.exchange.take_waits()
+        return {
+            "sampler_wait_s": sum(waits.empty_s.values()) / max(1.0, waits.samplers),
+            "sampler_waits_s": waits.empty_s,
+            "sampler_idle": waits.idle_share,
+            "samplers": waits.samplers,
+            "trainer_waits_s": trainer_waits_s,
+            "age_by_length_s": age_by_length(groups, self.exchange.ages_s()),
+            "rollouts": self.exchange.counts(),
+            **{name: value for sampler in self._samplers for name, value in sampler.report().items()},
+        }
 
     def _score(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._unscored)
-                if self._stopping:
-                    return
-                group_id, task, completions = self._unscored.popleft()
-            group = EpisodeGroup(group_id, task, tuple(self._environment.episodes(task, completions)))
-            with self._changed:
-                self._in_scoring -= 1
-                self._ready[group_id] = group
-                self._changed.notify_all()
-
-    def _between_dispatches(self) -> None:
-        self._swap_weights()
-        self._admit()
-
-    def _swap_weights(self) -> None:
-        weights = self._board.newer_than(self._scheduler.version)
-        if weights is not None:
-            self._scheduler.swap(weights.params, weights.version)
-            self._slots.release(weights.version)
-
-    def _admit(self) -> None:
-        requests: list[SampleRequest] = []
-        owners: list[tuple[int, int]] = []
-        while not self._exhausted and self._slots.free and self._wanted(len(requests)):
-            issued = self._issuer.take()
-            if issued is None:
-                with self._changed:
-                    self._exhausted = True
-                    self._changed.notify_all()
-                break
-            group_id, task = issued
-            self._slots.admit()
-            with self._changed:
-                self._order.append(group_id)
-            self._tasks[group_id], self._siblings[group_id] = task, {}
-            for sibling in range(self._group_size):
-                owners.append((group_id, sibling))
-                requests.append(SampleRequest(task.tokens_T, self._sampling, self._seed, group_id, sibling))
-        if requests:
-            self._pending.update(zip(self._scheduler.submit(requests), owners, strict=True))
-
-    def _wanted(self, submitting: int) -> bool:
-        """Whether one more group would be started on at once, and not only to lie in stock."""
-        with self._changed:
-            stock = self._in_scoring + len(self._ready)
-        return self._scheduler.in_flight + submitting < self._concurrency and stock < self._max_ready
-
-    def _wait_for_weights(self) -> None:
-        started = time.monotonic()
-        self._board.wait_newer_than(self._scheduler.version)
-        with self._changed:
-            self._wait_s += time.monotonic() - started
-
-    def _collect(self, request: int, completion: Completion) -> None:
-        group_id, sibling = self._pending.pop(request)
-        siblings = self._siblings[group_id]
-        siblings[sibling] = completion
-        if len(siblings) == self._group_size:
-            task, siblings = self._tasks.pop(group_id), self._siblings.pop(group_id)
-            with self._changed:
-                self._unscored.append((group_id, task, [siblings[s] for s in range(self._group_size)]))
-                self._in_scoring += 1
-                self._changed.notify_all()
+        try:
+            while (group := self.exchange.next_unscored()) is not None:
+                episodes = tuple(self._environment.episodes(group.task, group.completions))
+                self.exchange.scored(EpisodeGroup(group.group_id, group.task, episodes))
+        except BaseException as error:
+            self.exchange.fail(error)

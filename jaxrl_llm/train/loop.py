@@ -9,21 +9,22 @@ The loop knows no algorithm and no engine: it joins the parts it is given. Only 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.rollout.batching import StepGroups
+from jaxrl_llm.rollout.exchange import WaitGivenUpError
 from jaxrl_llm.rollout.issue import GroupIssuer
-from jaxrl_llm.rollout.lag import LagSlots
 from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import describe_groups, measure_lag, sampled_tokens
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.step import TrainStep
-from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, RunFailedError, WeightedSum
-from jaxrl_llm.weights import WeightBoard
+from jaxrl_llm.types import EpisodeGroup, Params, RunFailedError, TrainBatch, WeightedSum
+
+_STOPPED = "stopped by a signal; the same command goes on from here"
 
 
 @dataclass
@@ -53,13 +54,11 @@ class Compute:
 class Parts:
     """Everything the loop joins. `evaluate(version, params)` returns an eval record."""
 
-    train_step: TrainStep
+    train_step: Callable[[TrainState, TrainBatch], tuple[TrainState, Any]]
     select: Callable[[Sequence[EpisodeGroup]], StepGroups]
     row_shape: RowShape
     learning_rate: Callable[[int], float]
     worker: RolloutWorker
-    slots: LagSlots
-    board: WeightBoard
     issuer: GroupIssuer
     to_sampler: Callable[[Params], Params]
     evaluate: Callable[[int, Params], dict[str, Any]]
@@ -76,8 +75,7 @@ class Schedule:
     """When things happen, in optimizer steps."""
 
     steps: int
-    prompts_per_step: int
-    max_lag: int
+    lag_bound: int
     eval_every: int
     checkpoint_every: int
 
@@ -118,10 +116,10 @@ def run_loop(
 
     Raises RunFailedError when an update had to be refused, and whatever ended the sampling thread.
     """
-    if start == 0:
-        _evaluate(parts, counters, 0, state.params)
-    parts.worker.start()
+    parts.worker.start()  # evaluation may be a matter of the same samplers
     try:
+        if start == 0:
+            _evaluate(parts, counters, 0, state.params)
         return _steps(state, parts, schedule, counters, start, stop_requested)
     finally:
         parts.worker.stop()
@@ -132,13 +130,18 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
     mark = time.monotonic()  # steps share out the time between marks; evaluations and checkpoints are in none
     for step in range(start, schedule.steps):
         laps = _Laps()
-        groups = parts.worker.next_groups(schedule.prompts_per_step)
+        try:
+            groups = parts.worker.next_groups()
+        except WaitGivenUpError:
+            _flush(parts, counters, pending)
+            parts.save(step, state, asdict(counters))
+            return Outcome("interrupted", step, _STOPPED)
         laps("trainer_wait_s")
         if not groups:
             _flush(parts, counters, pending)
             parts.save(step, state, asdict(counters))
             return Outcome("finished", step, "every training prompt is retired: the policy has mastered the set")
-        lag = measure_lag(groups, version=step, bound=schedule.max_lag)
+        lag = measure_lag(groups, version=step, bound=schedule.lag_bound)
         chosen = parts.select(groups)
         batch = pack(chosen.documents, parts.row_shape)
         laps("pack_s")
@@ -146,8 +149,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
         laps("dispatch_s")
 
         version = step + 1
-        parts.slots.trained(version, len(groups))
-        parts.board.publish(PolicyWeights(version, parts.to_sampler(state.params)))
+        parts.worker.publish(version, partial(parts.to_sampler, state.params))
         parts.issuer.settle(chosen.trained, chosen.dropped, groups)
         laps("publish_s")
         # The step before is read only now, so that the device never waits for the host's records.
@@ -163,7 +165,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
             "zero_variance": chosen.equal_groups / len(groups),
             **parts.issuer.counts(),
             "lr": parts.learning_rate(version),
-            "sampler_wait_s": parts.worker.take_wait_seconds(),
+            **parts.worker.report(groups),
             "positions_trained": sum(len(d.prompt_T) + len(d.completion_C) - 1 for d in chosen.documents),
             "sampled": sampled_tokens(groups),
         }
@@ -191,7 +193,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
         if evaluate or checkpoint:
             mark = time.monotonic()
         if stop and not last:
-            return Outcome("interrupted", version, "stopped by a signal; the same command goes on from here")
+            return Outcome("interrupted", version, _STOPPED)
     return Outcome("finished", schedule.steps)
 
 

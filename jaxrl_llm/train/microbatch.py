@@ -35,6 +35,7 @@ class Scorer:
     temperature: float
     head_chunk: int
     remat: Remat = "none"
+    unroll: int = 1
     attention: RowAttention = XLA
 
     def hidden(
@@ -63,7 +64,7 @@ class Scorer:
 
     @property
     def _how(self) -> dict[str, Any]:
-        return {"remat": self.remat, "attention": self.attention, "mesh": self.mesh}
+        return {"remat": self.remat, "unroll": self.unroll, "attention": self.attention, "mesh": self.mesh}
 
     def _split(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.

@@ -35,8 +35,10 @@ SCALERL = {
     "no_positive_resampling": 0.9,
     "prompts_per_step": 48,
     "group_size": 16,
+    "mode": "pipeline",
     "max_lag": 8,
     "length_penalty": "none",
+    "rewards": (1.0, -1.0, {"answer": 1.0}),
     "repetition_limit": 0,
     "lr": 5e-7,
     "warmup_steps": 100,
@@ -44,7 +46,7 @@ SCALERL = {
     "weight_decay": 0.01,
     "interruption": True,
 }
-SYNCHRONOUS = SCALERL | {"max_lag": 0, "prompts_per_step": 32, "interruption": False}
+SYNCHRONOUS = SCALERL | {"mode": "sync", "prompts_per_step": 32, "interruption": False}
 PPO = SYNCHRONOUS | OFF | {"objective": "ppo", "constants": {"clip_low": 0.2, "clip_high": 0.2}}
 GRPO = PPO | {
     "normalisation": "prompt_std",
@@ -56,7 +58,7 @@ ISOCOMPUTE = SYNCHRONOUS | OFF | {"lr": 7.0710678e-7, "warmup_steps": 10}
 EXPECTED = {
     "scalerl": SCALERL,
     "pipeline_8": SCALERL,
-    "ppo_off_policy_8": SCALERL | {"max_lag": 0, "prompts_per_step": 384, "updates_per_batch": 8},
+    "ppo_off_policy_8": SCALERL | {"mode": "ppo_off_policy"},
     "grpo": GRPO,
     "tan_grpo": GRPO,
     "dr_grpo": PPO | {"normalisation": "none", "aggregation": "constant"},
@@ -92,6 +94,7 @@ EXPECTED = {
         "normalisation": "global",
         "aggregation": "prompt",
         "zero_variance_filter": True,
+        "rewards": (1.0, 0.0, {"answer": 0.9, "format": 0.1, "language": 0.1}),
     },
     "ppo": PPO
     | {
@@ -121,7 +124,7 @@ EXPECTED = {
 def resolved(config: RunConfig) -> dict:
     algorithm, rollout, optimizer = config.algorithm, config.rollout, config.optimizer
     assert (algorithm.importance, algorithm.anchor, algorithm.overlong_filter) == ({}, None, False)
-    assert (rollout.temperature, rollout.reward_correct, rollout.reward_wrong) == (1.0, 1.0, -1.0)
+    assert rollout.temperature == 1.0
     assert (optimizer.decay_steps, optimizer.clip_norm) == (0, None)
     shaping = (rollout.length_penalty, rollout.length_limit, rollout.length_cache)
     same = {"objective", "updates_per_batch", "baseline", "normalisation", "aggregation"}
@@ -131,7 +134,9 @@ def resolved(config: RunConfig) -> dict:
         "kl": (algorithm.kl.place, algorithm.kl.estimator, algorithm.kl.coefficient),
         "entropy": (algorithm.entropy.coefficient, algorithm.entropy.target),
         "critic": algorithm.critic.enabled,
-        **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "max_lag", "repetition_limit")},
+        **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "mode", "max_lag")},
+        "rewards": (rollout.reward_correct, rollout.reward_wrong, rollout.rewards),
+        "repetition_limit": rollout.repetition_limit,
         "length_penalty": "none" if rollout.length_penalty == "none" else shaping,
         "lr": optimizer.lr,
         "warmup_steps": optimizer.warmup_steps,

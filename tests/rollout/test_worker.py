@@ -6,13 +6,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrl_llm.data.curriculum import PassRates
 from jaxrl_llm.data.prompts import PromptStream, fingerprint
+from jaxrl_llm.rollout.coordinator import Coordinator
 from jaxrl_llm.rollout.issue import GroupIssuer
-from jaxrl_llm.rollout.lag import LagSlots
+from jaxrl_llm.rollout.lag import LagRule
+from jaxrl_llm.rollout.local import LocalSampler
+from jaxrl_llm.rollout.requests import HowToSample
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.types import Completion, Episode, PolicyWeights, PromptTask, Reward, Sampling
 from jaxrl_llm.weights import WeightBoard, digest
@@ -21,14 +22,15 @@ P, G = 2, 3
 
 
 def tasks(n):
-    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(n)]
+    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i), "s", "exact") for i in range(n)]
 
 
 class ScriptedScheduler:
-    """Finishes one request per step, newest first, so that groups come back out of order."""
+    """Finishes one request per step, the newest first unless told, so that groups come back out of order."""
 
-    def __init__(self, break_at=None):
-        self.queue, self.version, self.submitted, self.break_at = [], 0, [], break_at
+    def __init__(self, break_at=None, version=0, oldest_first=False):
+        self.queue, self.version, self.submitted, self.break_at = [], version, [], break_at
+        self.next = 0 if oldest_first else -1
 
     def submit(self, requests):
         ids = list(range(len(self.submitted), len(self.submitted) + len(requests)))
@@ -43,7 +45,7 @@ class ScriptedScheduler:
             raise FloatingPointError("device on fire")
         if not self.queue:
             return []
-        request = self.queue.pop()
+        request = self.queue.pop(self.next)
         tokens = np.array([self.submitted[request].sibling], np.int32)
         versions = np.array([self.version], np.int32)
         return [(request, Completion(tokens, np.array([-0.5], np.float32), versions, np.zeros(1, bool), "stop"))]
@@ -71,44 +73,48 @@ class FirstSiblingIsRight:
 
 
 def make(
-    *, max_lag, n=20, scheduler=None, retire_at=None, restore=None, concurrency=10**6, max_ready=10**6, environment=None
+    *,
+    max_lag,
+    n=20,
+    scheduler=None,
+    retire_at=None,
+    restore=None,
+    step=0,
+    concurrency=10**6,
+    max_ready=10**6,
+    environment=None,
+    scorers=1,
+    **how,
 ):
-    scheduler = scheduler or ScriptedScheduler()
-    board, slots = WeightBoard(), LagSlots(max_lag=max_lag, prompts_per_step=P)
+    scheduler = scheduler or ScriptedScheduler(version=step)
     issuer = GroupIssuer(PromptStream(tasks(n), seed=1), PassRates(retire_at=retire_at))
     if restore:
         issuer.restore(restore)
-    worker = RolloutWorker(
-        scheduler,
-        board,
-        slots,
-        issuer,
-        environment or FirstSiblingIsRight(),
-        group_size=G,
-        concurrency=concurrency,
-        max_ready=max_ready,
-        sampling=Sampling(4),
-        seed=5,
+    rule = LagRule("pipeline", max_lag)
+    coordinator = Coordinator(
+        issuer, rule, prompts_per_step=P, group_size=G, step=step, max_ready=max_ready, smallest_group=1, **how
     )
-    return worker, board, slots, issuer, scheduler
+    board, sampling = WeightBoard(), HowToSample(Sampling(4), 5, Sampling(4, 0.0), 6)
+    sampler = LocalSampler(scheduler, board, sampling, slots=concurrency)
+    worker = RolloutWorker(coordinator, environment or FirstSiblingIsRight(), [sampler], board, scorers=scorers)
+    return worker, issuer, scheduler
 
 
-def train_step(worker, board, slots, issuer, step):
-    groups = worker.next_groups(P)
+def train_step(worker, issuer, step):
+    groups = worker.next_groups()
     lags = [step - int(v) for g in groups for e in g.episodes for v in e.completion.versions_T]
-    slots.trained(step + 1, len(groups))
-    board.publish(PolicyWeights(step + 1, None))
+    worker.publish(step + 1, lambda: None)
     issuer.settle(groups, {}, groups)
     return groups, lags
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 def test_lag_never_exceeds_the_bound_and_groups_come_in_issue_order(max_lag):
-    worker, board, slots, issuer, _scheduler = make(max_lag=max_lag)
+    worker, issuer, _scheduler = make(max_lag=max_lag)
     worker.start()
     seen, lags = [], []
     for step in range(12):
-        groups, step_lags = train_step(worker, board, slots, issuer, step)
+        groups, step_lags = train_step(worker, issuer, step)
         seen += [g.group_id for g in groups]
         lags += step_lags
     worker.stop()
@@ -123,7 +129,8 @@ def test_lag_never_exceeds_the_bound_and_groups_come_in_issue_order(max_lag):
 
 @pytest.mark.parametrize(("concurrency", "max_ready"), [(1, P), (G, P), (2 * P * G, P), (P * G, 2 * P)])
 def test_a_fast_sampler_makes_no_stock_of_stale_samples(concurrency, max_ready):
-    worker, board, slots, issuer, scheduler = make(max_lag=8, concurrency=concurrency, max_ready=max_ready)
+    scheduler = ScriptedScheduler(oldest_first=True)
+    worker, issuer, _ = make(max_lag=8, concurrency=concurrency, max_ready=max_ready, scheduler=scheduler)
     worker.start()
     # One short of the stock, then what runs at once; and one more while the trainer is taking groups.
     most = max_ready - 1 + -(-concurrency // G) + 1
@@ -134,16 +141,16 @@ def test_a_fast_sampler_makes_no_stock_of_stale_samples(concurrency, max_ready):
             assert time.monotonic() < deadline
             time.sleep(0.001)
         assert issuer.counts()["prompts_in_flight"] <= most
-        lags += train_step(worker, board, slots, issuer, step)[1]
+        lags += train_step(worker, issuer, step)[1]
     worker.stop()
     assert max(lags) <= -(-most // P)  # in batches ahead of the trainer: far below the bound of 8
 
 
 def test_every_sibling_has_its_own_random_stream():
-    worker, board, slots, issuer, scheduler = make(max_lag=0)
+    worker, issuer, scheduler = make(max_lag=0)
     worker.start()
     for step in range(3):
-        train_step(worker, board, slots, issuer, step)
+        train_step(worker, issuer, step)
     worker.stop()
     streams = [(r.seed, r.stream, r.sibling) for r in scheduler.submitted]
     assert len(set(streams)) == len(streams)
@@ -151,10 +158,10 @@ def test_every_sibling_has_its_own_random_stream():
 
 
 def test_a_failure_of_the_sampling_thread_reaches_the_trainer():
-    worker, _board, *_ = make(max_lag=0, scheduler=ScriptedScheduler(break_at=1))
+    worker, *_ = make(max_lag=0, scheduler=ScriptedScheduler(break_at=1))
     worker.start()
     with pytest.raises(RuntimeError, match="rollout thread failed") as error:
-        worker.next_groups(P)
+        worker.next_groups()
     assert isinstance(error.value.__cause__, FloatingPointError)
     worker.stop()
 
@@ -171,7 +178,8 @@ class BlockedOnReward(FirstSiblingIsRight):
 
 def test_slow_rewards_do_not_hold_up_sampling_and_count_as_stock():
     environment = BlockedOnReward()
-    worker, board, slots, issuer, scheduler = make(max_lag=8, concurrency=G, max_ready=4, environment=environment)
+    scheduler = ScriptedScheduler(oldest_first=True)
+    worker, issuer, _ = make(max_lag=8, concurrency=G, max_ready=4, environment=environment, scheduler=scheduler)
     worker.start()
     deadline = time.monotonic() + 10
     # Nothing has been scored, and yet four groups are sampled, and one that began before the fourth ended.
@@ -182,10 +190,33 @@ def test_slow_rewards_do_not_hold_up_sampling_and_count_as_stock():
     assert len(scheduler.submitted) == 5 * G  # of 18 that the lag allows: more would only be stock
     assert len(environment.asked) == 1  # one group at a time
     environment.open.set()
-    groups = [g for step in range(3) for g in train_step(worker, board, slots, issuer, step)[0]]
+    groups = [g for step in range(3) for g in train_step(worker, issuer, step)[0]]
     worker.stop()
     assert [g.group_id for g in groups] == list(range(3 * P))
     assert {count for _, count in environment.asked} == {G}  # siblings together
+
+
+def test_several_scorers_take_a_group_each_and_a_slow_one_changes_no_order():
+    class FirstIsSlow(FirstSiblingIsRight):
+        def __init__(self):
+            self.others, self.together = threading.Semaphore(0), []
+
+        def episodes(self, task, completions):
+            self.together.append(len(completions))
+            if len(self.together) == 1:
+                for _ in range(2):  # others go on meanwhile
+                    assert self.others.acquire(timeout=10)
+            else:
+                self.others.release()
+            return super().episodes(task, completions)
+
+    environment = FirstIsSlow()
+    worker, issuer, _ = make(max_lag=8, environment=environment, scorers=2)
+    worker.start()
+    groups = [g for step in range(3) for g in train_step(worker, issuer, step)[0]]
+    worker.stop()
+    assert [g.group_id for g in groups] == list(range(3 * P))
+    assert set(environment.together) == {G}
 
 
 def test_a_failure_of_the_scoring_thread_reaches_the_trainer():
@@ -196,26 +227,26 @@ def test_a_failure_of_the_scoring_thread_reaches_the_trainer():
     worker, *_ = make(max_lag=0, environment=Broken())
     worker.start()
     with pytest.raises(RuntimeError, match="rewards thread failed") as error:
-        worker.next_groups(P)
+        worker.next_groups()
     assert isinstance(error.value.__cause__, FloatingPointError)
     worker.stop()
 
 
 def test_stop_while_waiting_for_weights_does_not_hang():
-    worker, _, slots, *_ = make(max_lag=0)
+    worker, issuer, _ = make(max_lag=0)
     worker.start()
-    assert len(worker.next_groups(P)) == P  # every slot is used: the thread waits for the trainer
-    assert slots.free == 0
+    assert len(worker.next_groups()) == P  # the thread waits for the trainer
+    assert issuer.counts()["prompts_issued"] == P
     worker.stop()
 
 
 def test_retired_prompts_are_never_issued_again_and_the_run_ends_when_none_is_left():
     # Every prompt is right once in three, so 1/3 retires each after its first group: 6 prompts, then nothing.
-    worker, board, slots, issuer, _ = make(max_lag=0, n=6, retire_at=0.33)
+    worker, issuer, _ = make(max_lag=0, n=6, retire_at=0.33)
     worker.start()
     issued = []
     for step in range(4):
-        groups, _ = train_step(worker, board, slots, issuer, step)
+        groups, _ = train_step(worker, issuer, step)
         issued += [g.task.task_id for g in groups]
     worker.stop()
     assert Counter(issued) == {f"t{i}": 1 for i in range(6)}
@@ -223,57 +254,22 @@ def test_retired_prompts_are_never_issued_again_and_the_run_ends_when_none_is_le
 
 
 def test_resume_issues_the_groups_in_flight_again_once_and_loses_no_prompt():
-    worker, board, slots, issuer, _ = make(max_lag=2)
+    worker, issuer, _ = make(max_lag=2)
     worker.start()
-    first = [g for step in range(2) for g in train_step(worker, board, slots, issuer, step)[0]]
+    first = [g for step in range(2) for g in train_step(worker, issuer, step)[0]]
     worker.stop()
     state = issuer.state()
     in_flight = [group for group, _ in state["ledger"]["in_flight"]]
     assert in_flight  # the sampler ran ahead
-    again, board, slots, issuer, scheduler = make(max_lag=2, restore=state)
-    scheduler.version = 2
+    again, issuer, scheduler = make(max_lag=2, restore=state, step=2)
     again.start()
-    rest = [g for step in range(2, 10) for g in train_step(again, board, slots, issuer, step)[0]]
+    rest = [g for step in range(2, 10) for g in train_step(again, issuer, step)[0]]
     again.stop()
     ids = [g.group_id for g in first + rest]
     assert ids == list(range(20))
     stream = PromptStream(tasks(20), seed=1)
     assert [g.task.task_id for g in first + rest] == [stream[i].task_id for i in range(20)]  # one epoch, each once
     assert Counter(r.stream for r in scheduler.submitted)[in_flight[0]] == G
-
-
-def test_lag_slots_refuse_what_cannot_be():
-    slots = LagSlots(max_lag=0, prompts_per_step=1)
-    slots.admit()
-    with pytest.raises(RuntimeError, match="no free slot"):
-        slots.admit()
-    slots.trained(1, 2)
-    with pytest.raises(RuntimeError, match="released 2 groups with only 1 admitted"):
-        slots.release(1)
-
-
-@given(st.integers(0, 4), st.integers(1, 3), st.lists(st.integers(0, 3), min_size=10, max_size=60))
-def test_lag_bound_over_random_schedules(max_lag, prompts_per_step, moves):
-    """Admission, delivery and weight pick-up in any order: version at training minus version at admission <= k."""
-    slots = LagSlots(max_lag=max_lag, prompts_per_step=prompts_per_step)
-    trainer = sampler = 0
-    admitted: list[int] = []
-    for move in moves:
-        if move == 0:
-            while slots.free:
-                slots.admit()
-                admitted.append(sampler)
-        elif move == 1 and slots.free:
-            slots.admit()
-            admitted.append(sampler)
-        elif move == 2 and len(admitted) >= prompts_per_step:
-            assert all(trainer - version <= max_lag for version in admitted[:prompts_per_step])
-            del admitted[:prompts_per_step]
-            trainer += 1
-            slots.trained(trainer, prompts_per_step)
-        elif move == 3:
-            sampler = trainer
-            slots.release(sampler)
 
 
 def test_the_board_keeps_the_newest_and_refuses_to_go_back():

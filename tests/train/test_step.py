@@ -53,6 +53,20 @@ def test_rematerialisation_is_in_the_program(build_step, batch):
     assert "optimization_barrier" not in lowered((("data", 1),), "none")
 
 
+def test_layers_unrolled_are_another_program_with_the_same_numbers(build_step, batch):
+    stepped = {}
+    for unroll in (1, MODEL.layers, MODEL.layers + 5):
+        step, new_state = build_step((("data", 1),), "none", unroll)
+        program = step.jitted.lower(new_state(), batch, None, None).as_text()
+        stepped[unroll] = program.count("stablehlo.while"), *step(new_state(), batch)
+    loops, state, metrics = stepped[1]
+    for unroll in (MODEL.layers, MODEL.layers + 5):
+        got_loops, got_state, got_metrics = stepped[unroll]
+        assert got_loops == loops - 2  # over the layers, forward and backward
+        np.testing.assert_allclose(got_metrics["loss"], metrics["loss"], rtol=0, atol=1e-6)
+        assert_trees_close(got_state.params, state.params, atol=1e-6)
+
+
 def reference_loss(params, docs):
     """-sum(w min(ratio, 5) A logp) with the ratio held, a document per row, all logits materialised."""
     n = max(len(doc["tokens"]) for doc in docs)
