@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxrl_llm.cli.assemble import assemble_sampler
+from jaxrl_llm.cli.console import ablations
 from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.cli.serving import stop_signals
 from jaxrl_llm.cli.worlds import facts, wire_form
@@ -67,7 +68,8 @@ def run_sampler(
     server = SamplerServer(world, shelf, access, port=options.port, max_calls=4 * how.slots + 64, lender=lender)
     with stop_signals() as stop, server:
         address = options.advertise or f"{access.host}:{server.port}"
-        say(f"sampler on {address} ({how.slots} slots)")
+        for words in (f"sampler on {address} ({how.slots} slots)", *ablations(setup.config.model)):
+            say(words)
         if options.trainer is not None:
             server.register(options.trainer, address, common, credentials, patience_s=options.patience_s, say=say)
         while not stop.wait(_LOOK_S):

@@ -8,6 +8,10 @@ import pytest
 from tiny_run import TINY
 from world_processes import Processes, check_books, go_on, stop, where
 
+from jaxrl_llm.cli.assemble import assemble_sampler
+from jaxrl_llm.cli.worlds import facts, wire_form
+from jaxrl_llm.config import load
+
 FAST = ("sampler.remote.heartbeat_s=0.3", "sampler.remote.silence_s=3", "sampler.remote.retry_s=0.2")
 ALWAYS = ("sampler.remote.verify_every=1",)  # every sampler reads every version back and digests it
 
@@ -19,6 +23,12 @@ def processes(tmp_path):
     config.write_text(small.replace("steps: 150", "steps: 20"))
     with Processes(tmp_path, config) as started:
         yield started
+
+
+def test_trainer_and_sampler_agree_on_the_heads_dtype(tiny):
+    setup = assemble_sampler(load(tiny, ["model.head_dtype=bfloat16"]))
+    told = facts(setup, wire_form(setup.config, setup.config.sampler.remote, setup.engine.mesh))
+    assert told["model.head_dtype"] == "bfloat16"
 
 
 def test_samplers_that_die_stop_or_do_not_belong_change_nothing_that_is_trained(processes):
