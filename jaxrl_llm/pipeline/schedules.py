@@ -47,11 +47,12 @@ class FaultyNetwork:
 
 
 def selection(group_size: int) -> Selection:
-    """ScaleRL's, on numbers alone."""
+    """ScaleRL's, on numbers alone; groups of one have nothing to compare."""
     return Selection(
         advantages=lambda rewards, keep: normalise(centre(rewards, keep), keep, kind="batch_std"),
         token_weights=partial(completion_weights, kind="prompt"),
-        zero_variance_filter=True,
+        zero_variance_filter=group_size > 1,
+        smallest_group=min(2, group_size),
         siblings=group_size,
     )
 
