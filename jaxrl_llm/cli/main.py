@@ -297,6 +297,23 @@ def compile_ahead(
         )
 
 
+@app.command()
+def simulate(
+    config: ConfigPath,
+    costs: Annotated[Path, typer.Option(help="a JSON file of what steps and tokens cost, see docs/pipeline.md")],
+    chips: Annotated[int, typer.Option(help="chips to share out between trainer and samplers", min=2)],
+    overrides: Overrides = None,
+    trainer_multiple: Annotated[int, typer.Option(help="the trainer's chips are a multiple of this", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="simulated steps; the first fourth is not counted", min=4)] = 40,
+) -> None:
+    """Predict throughput, idle shares and lag for every split of so many chips, and recommend one; prints JSON."""
+    from jaxrl_llm.cli.simulating import simulate as run
+
+    loaded = config_room.load(config, overrides or ())
+    found = run(loaded, costs, chips=chips, trainer_multiple=trainer_multiple, steps=steps)
+    typer.echo(json.dumps(found, indent=1, allow_nan=False))
+
+
 def main() -> None:
     try:
         app()

@@ -14,7 +14,7 @@ from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.sampler.serving.access import Access
 from jaxrl_llm.types import Params, RunFailedError
 from jaxrl_llm.weights.transfer import Borrower, Lender
-from jaxrl_llm.worlds.dialling import Credentials
+from jaxrl_llm.worlds.dialling import Credentials, own_host
 from jaxrl_llm.worlds.fetching import Fetcher
 from jaxrl_llm.worlds.sampler_server import SamplerServer
 from jaxrl_llm.worlds.sampler_world import SamplerWorld
@@ -49,7 +49,8 @@ def run_sampler(
 
     borrower = lender = None
     if how.remote.transfer:
-        borrower, lender = Borrower(access.host, list(engine.mesh.devices.flat)), Lender(access.host)
+        host = own_host(access.host, options.advertise)
+        borrower, lender = Borrower(host, list(engine.mesh.devices.flat)), Lender(host)
     fetch = Fetcher(credentials, wire.shapes, borrower)
 
     def make_scheduler(loaded: Params, version: int) -> Scheduler:

@@ -175,6 +175,10 @@ class _Trainer:
         return self.life == self._sim.life
 
     @property
+    def busy(self) -> bool:
+        return self._busy
+
+    @property
     def done(self) -> bool:
         return self.alive and self.step >= self._spec.steps and not self._busy and self._pinned is None
 
@@ -284,6 +288,7 @@ class _Trainer:
                 "step": self.step,
                 "at_s": self._clock.now,
                 "tokens": sampled,
+                "train_s": cost_s,
                 **lag,
                 "trainer_waits_s": self._waits,
                 "sampler_waits_s": waits.empty_s,
@@ -298,6 +303,8 @@ class _Trainer:
             for host in sim.hosts:
                 host.push()
         self._busy = False
+        for host in sim.hosts:
+            host.look()
         every = self._spec.evaluate_every
         if every and self.step % every == 0 and self.coordinator.publishes(self.step):
             tasks = [PromptTask(f"e{i}", np.ones(1, np.int32), "", "") for i in range(self._spec.evaluate_prompts)]
@@ -417,6 +424,10 @@ class _Host:
             self._stopped_until = self._clock.now + seconds
             self._decoder.hold(seconds)
 
+    @property
+    def busy(self) -> bool:
+        return self._decoder is not None and self._decoder.busy
+
     def look(self) -> None:
         if self._decoder is not None and self._spec_is_local:
             self._decoder.look()
@@ -499,6 +510,7 @@ class _Host:
         name = self.name
         self._holds, self._pushing = weights.version, False
         self._trainer.heard(lambda coordinator, now: coordinator.join(name, weights.version, spec.slots, now))
+        self._trainer.distribute()
         self._beat()
         self.push()
 

@@ -68,6 +68,11 @@ def why(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def own_host(listen: str, advertise: str | None) -> str:
+    """Where others reach this machine: the host of `advertise`, or the one it listens on."""
+    return host_and_port(advertise, "the advertised address")[0] if advertise else listen
+
+
 def host_and_port(text: str, what: str) -> tuple[str, int]:
     """Of "host:port". Raises UserError naming `what` it is."""
     host, colon, port = text.rpartition(":")

@@ -240,5 +240,5 @@ def test_samplers_cannot_evaluate_versions_they_never_get(wrong, config, jaxrl):
     run = config.parent / "run"
     status, _, err = jaxrl("train", config, "sampler.workers=[127.0.0.1:9]", *fine, wrong, "--run-dir", run)
     assert status == 2
-    assert "gives samplers one version in rollout.max_lag = 4" in err
+    assert "gives samplers one version in rollout.max_lag = 4, and they evaluate too" in err
     assert not run.exists()

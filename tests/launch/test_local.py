@@ -1,14 +1,20 @@
 """launch/local.py: a trainer of two processes and two samplers are one run, with the numbers of one process."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import jax
 import local
+import numpy as np
 import pytest
 import yaml
 
+from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli.convert import convert
 from jaxrl_llm.cli.training import run_training
 from jaxrl_llm.config import load
 
@@ -94,13 +100,16 @@ def together(config):
 @pytest.fixture(scope="module")
 def alone(config):
     """The run directory of one process that samples itself."""
-    run = config.parent / "alone"
-    assert run_training(load(config, ["device.cpu_devices=8"]), run, reinforce=True) == "finished"
+    return in_this_process(config, "alone")
+
+
+def in_this_process(config, name, *overrides):
+    run = config.parent / name
+    assert run_training(load(config, ["device.cpu_devices=8", *overrides]), run, reinforce=True) == "finished"
     return run
 
 
-def test_several_processes_and_samplers_make_the_same_run_as_one_process(together, alone):
-    run, _ = together
+def check_same_run(alone, run):
     for name, numbers in (
         ("metrics", ("reward_mean", "loss", "grad_norm", "update_norm", "entropy", "tokens_generated", "lag_max")),
         ("eval", ("value", "truncation_rate", "prompts")),
@@ -110,10 +119,13 @@ def test_several_processes_and_samplers_make_the_same_run_as_one_process(togethe
         assert [each["step"] for each in mine] == [each["step"] for each in theirs]
         for one, other in zip(mine, theirs, strict=True):
             assert [one[key] for key in numbers] == pytest.approx([other[key] for key in numbers], abs=1e-4)
-    # Token for token.
-    assert records(alone, "samples") == records(run, "samples")
+    assert records(alone, "samples") == records(run, "samples")  # token for token
     # What the samplers said of evaluation's tokens is what the trainer says, within float32.
     assert max(each["mismatch_max"] for each in records(run, "eval")) < 1e-4
+
+
+def test_several_processes_and_samplers_make_the_same_run_as_one_process(together, alone):
+    check_same_run(alone, together[0])
 
 
 def test_each_process_has_its_log_and_its_end_is_clean(together):
@@ -129,3 +141,68 @@ def test_each_process_has_its_log_and_its_end_is_clean(together):
     assert not (run / "trainer.address").exists()
     # Where samplers are is no part of what a run is.
     assert yaml.safe_load((run / "config.yaml").read_text())["sampler"]["remote"]["listen"] is None
+
+
+@pytest.mark.slow
+def test_adapters_on_a_given_checkpoint_train_over_processes_as_in_one(alone, config):
+    """`model.init`, LoRA and the frozen reference of a KL penalty, each process with its own part."""
+    folder = config.parent / "hf"
+    convert(str(alone), folder, dtype=None, step=None, adapter=False, ema=False)
+    given = config.with_name("given.yaml")
+    given.write_text("\n".join(line for line in TINY.splitlines() if not line.startswith("model:")))
+    adapters = (f"model.init={folder}", "lora.rank=4", "algorithm.kl.place=loss", "train.ema=0.9")
+    mine = in_this_process(given, "adapters alone", *adapters)
+    run = config.parent / "adapters together"
+    with launched(config.parent, given, *adapters, "--run-dir", run, "--trainers", 2, "--samplers", 1) as process:
+        out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out
+    check_same_run(mine, run)
+    (step,) = CheckpointStore(mine / "checkpoints", keep=2).steps()[-1:]
+    for ema in (False, True):
+        one, other = (CheckpointStore(r / "checkpoints", keep=2).read_params(step, ema=ema) for r in (mine, run))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), one, other)
+
+
+@pytest.mark.slow
+def test_a_stop_of_the_launcher_saves_and_the_same_command_goes_on(config):
+    run = config.parent / "stopped"
+    words = (config, "train.steps=60", "rollout.max_lag=2", "--run-dir", run, "--trainers", 2, "--samplers", 2)
+    with launched(config.parent, *words) as process:
+        path, deadline = run / "metrics.jsonl", time.monotonic() + 600
+        while not path.exists() or path.read_text().count("\n") < 5:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, out
+    assert "is killed" not in out
+    state = json.loads((run / "state.json").read_text())
+    assert state["state"] == "interrupted"
+    with launched(config.parent, *words) as process:
+        out, _ = process.communicate(timeout=1200)
+    assert process.returncode == 0, out
+    assert f"going on from the checkpoint of step {state['step']}" in out
+    steps = records(run, "metrics")
+    assert [record["step"] for record in steps] == list(range(1, 61))
+    # Every group that was issued has one end, and none is trained twice.
+    last = steps[-1]
+    assert last["prompts_issued"] == (
+        last["prompts_trained"] + sum(last["prompts_dropped"].values()) + last["prompts_in_flight"]
+    )
+    assert max(record["lag_max"] for record in steps) <= 2
+
+
+@pytest.mark.slow
+def test_the_quickstart_reaches_its_target(tmp_path):
+    quickstart = LAUNCH.parent / "configs" / "quickstart.yaml"
+    words = (quickstart, "train.mesh={data: 2, fsdp: 2}", "--run-dir", tmp_path / "run", "--trainers", 2)
+    with launched(tmp_path, *words, "--samplers", 2) as process:
+        out, _ = process.communicate(timeout=3600)
+    assert process.returncode == 0, out
+    values = [each["value"] for each in records(tmp_path / "run", "eval")]
+    assert values[0] < 0.5
+    assert values[-1] > 0.75
+    metrics = records(tmp_path / "run", "metrics")
+    assert max(record["lag_max"] for record in metrics) <= 8
+    assert {record["samplers"] for record in metrics[10:]} == {2}
