@@ -48,8 +48,10 @@ class FakeWire:
     def rebuild(self, leaves):
         return dict(leaves)
 
+    flipped = False  # a bit of what is read back
+
     def read_back(self, loaded):
-        return named(loaded)
+        return named(loaded | {"b": loaded["b"] + 1} if self.flipped else loaded)
 
 
 class FakeScheduler:
@@ -109,6 +111,7 @@ class FakeSampler:
     ):
         self.pulled, self.said, self.credentials, self.facts = [], [], credentials or Credentials(), facts
         shelf, wire = Shelf(), FakeWire()
+        self.wire = wire
         engine = SimpleNamespace(slots=6, step_s=step_s, load_params=lambda tree: (time.sleep(load_s), tree)[1])
 
         fetcher = Fetcher(self.credentials, wire.shapes, borrower)

@@ -242,6 +242,20 @@ def test_a_run_without_samplers_fails_by_name_and_in_time():
     ]
 
 
+def test_weights_that_change_in_a_samplers_memory_end_its_part_in_the_run():
+    with several(2) as (good, bad), Trainer(good.address, bad.address) as trainer:
+        until(lambda: trainer.kinds()["joined"] == 2)
+        trainer.train(2)
+        bad.wire.flipped = True
+        trainer.train(1)
+        until(lambda: trainer.kinds()["refused"] == 1)
+        trainer.train(2)
+        trainer.balances()
+    (left,), (refused,) = trainer.words("left"), trainer.words("refused")
+    assert re.search(r"left: its weights have the digest [0-9a-f]{12}, version \d has [0-9a-f]{12}", left)
+    assert re.search(f"sampler {bad.address} is not taken: its weights have the digest", refused)
+
+
 def test_samplers_are_found_through_a_file(tmp_path):
     file = tmp_path / "samplers"
     with several(2) as (one, other), Trainer(f"file:{file}") as trainer:
