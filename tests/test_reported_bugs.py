@@ -149,7 +149,7 @@ def test_the_sampled_ids_are_trained():
     letters = [i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) in ("a", "b")]
     spelt = [*letters, *letters]
     assert tokenizer.encode(tokenizer.decode(spelt)) != spelt
-    task = PromptTask("t", np.array([3], np.int32), "p", tokenizer.decode(spelt))
+    task = PromptTask("t", np.array([3], np.int32), "p", tokenizer.decode(spelt), "s", "exact")
     other = [letters[0], tokenizer.eos_id]
     group = group_of(tokenizer, task, [[*spelt, tokenizer.eos_id], other], ["stop", "stop"])
     assert [e.reward.parts["correct"] for e in group.episodes] == [1.0, 0.0]  # the text is what is scored
@@ -160,7 +160,7 @@ def test_the_end_of_sequence_trains_where_it_was_sampled_and_nowhere_else():
     tokenizer = build_sentencepiece(["abab"] * 20, vocab_size=16)
     (a,) = (i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) == "a")
     eos = tokenizer.eos_id
-    task = PromptTask("t", np.array([a, a], np.int32), "p", "a")
+    task = PromptTask("t", np.array([a, a], np.int32), "p", "a", "s", "exact")
     stopped, truncated = [a, eos], [a, a, a]
     trained, everything = trained_targets(group_of(tokenizer, task, [stopped, truncated], ["stop", "length"]))
     assert trained == [*stopped, *truncated]
@@ -171,7 +171,7 @@ def test_a_prompt_is_rendered_once_on_its_way_to_sampler_and_trainer():
     """What the sampler is asked and what the trainer conditions on are the task's ids, with nothing before them."""
     tokenizer = build_sentencepiece(["12+34=46"] * 20, vocab_size=24)
     prompt = np.array(tokenizer.encode("12+34="), np.int32)
-    task = PromptTask("t", prompt, "12+34=", "46")
+    task = PromptTask("t", prompt, "12+34=", "46", "s", "exact")
     answers = [[*tokenizer.encode("46"), tokenizer.eos_id], [*tokenizer.encode("4"), tokenizer.eos_id]]
     batch = pack(
         select([group_of(tokenizer, task, answers, ["stop", "stop"])], bind_selection(RunConfig())).documents,

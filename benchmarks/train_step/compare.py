@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="trl=... or tunix=...")
     options = parser.parse_args()
     shared = flags_of(options)
-    ours = [sys.executable, str(HERE / "ours.py"), *shared]
+    ours = [sys.executable, str(HERE / "ours.py"), "--unroll", "4", *shared]
     commands = {"shared prompts": [*ours, "--share-prompts"], "plain rows": ours}
     for peer in options.peer:
         name, _, python = peer.partition("=")

@@ -71,6 +71,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--share-prompts", action="store_true")
     parser.add_argument("--head-chunk", type=int, default=512)
+    parser.add_argument("--unroll", type=int, default=1)
     parser.add_argument("--microbatch-rows", type=int, help="all rows by default")
     options = parser.parse_args()
     work = work_of(options)
@@ -90,6 +91,7 @@ def main() -> None:
         temperature=1.0,
         head_chunk=options.head_chunk,
         remat="none",
+        unroll=options.unroll,
     )
     state = state_from_params(model, optimizer, mesh=mesh, params=random_params(model))
     step = step.compiled(state, batch)

@@ -11,9 +11,9 @@ from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.tasks import prompt_stream
 from jaxrl_llm.config import OptimizerConfig, RolloutConfig, RunConfig
 from jaxrl_llm.data.curriculum import PassRates
-from jaxrl_llm.data.prompts import PromptStream
 from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.evaluate import evaluate, evaluate_with, mismatch
 from jaxrl_llm.metrics import RunLog
@@ -27,7 +27,7 @@ from jaxrl_llm.rollout.lag import LagRule
 from jaxrl_llm.rollout.local import LocalSampler
 from jaxrl_llm.rollout.requests import HowToSample
 from jaxrl_llm.rollout.rows import RowShape, pack, row_shape
-from jaxrl_llm.rollout.statistics import pass_rate
+from jaxrl_llm.rollout.statistics import by_source, pass_rate
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.sampler.wire_form import WireForm
@@ -83,6 +83,7 @@ def make_step(
         temperature=config.rollout.temperature,
         head_chunk=config.train.head_chunk,
         remat=config.train.remat,
+        unroll=config.train.unroll_layers,
         share_prompts=config.train.share_prompts,
         gradient_dtype=config.train.gradient_dtype,
         spikes=spike_rule(rates.skip_norm_factor),
@@ -182,7 +183,7 @@ def new_issuer(setup: Setup, extras: Mapping[str, Any]) -> GroupIssuer:
     """The source of prompts, where a checkpoint's `extras` left it."""
     config = setup.config
     issuer = GroupIssuer(
-        PromptStream(setup.train_tasks, seed=config.data.seed),
+        prompt_stream(setup.pools, config.data),
         PassRates(retire_at=config.algorithm.no_positive_resampling),
     )
     if extras:
@@ -295,7 +296,8 @@ class Joined:
         if outlets.fleet is not None:
             drivers.append(outlets.fleet)
             outlets.publish(PolicyWeights(start, OutletParams(None, lead.weights(state.params))))
-        self.worker = RolloutWorker(new_coordinator(config, issuer, start), environment, drivers, outlets, give_up)
+        coordinator, scorers = new_coordinator(config, issuer, start), config.rollout.reward_workers.groups_at_once
+        self.worker = RolloutWorker(coordinator, environment, drivers, outlets, give_up, scorers=scorers)
 
     def _scheduler(self, params: Params, version: int) -> Scheduler:
         how = self.setup.config.sampler
@@ -362,9 +364,11 @@ class Joined:
         return {
             "metric": f"mean@{config.eval.samples}",
             "value": pass_rate(groups),
+            **by_source(groups),
             "prompts": len(groups),
             "samples": config.eval.samples,
             "truncation_rate": float(np.mean([e.completion.finish == "length" for e in episodes])),
+            "head_dtype": config.model.head_dtype,
             "mismatch_max": highest,
             "mismatch_mean": mean,
         }

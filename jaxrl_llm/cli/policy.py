@@ -60,7 +60,8 @@ def open_policy(
     With `ema` a checkpoint's averaged weights instead. `top_logprobs` is the engine's.
     Raises UserError if there are none, or if they are not those of this configuration.
     """
-    if target.is_dir():
+    recorded = target.is_dir()
+    if recorded:
         if run_dir is not None:
             raise UserError(f"{target} names a run already; leave --run-dir out, or name the run's YAML file")
         run_dir = target
@@ -69,7 +70,7 @@ def open_policy(
         raise UserError(
             "--ema takes the averaged weights of a run's checkpoint; name the run, without --random-weights"
         )
-    config = config_room.load(target, overrides)
+    config = config_room.load(target, overrides, functions=recorded)
     configure_jax(config.device)
     if ema and config.train.ema is None:
         raise UserError(f"--ema: {target} has train.ema null, so that no average was kept; leave --ema out")

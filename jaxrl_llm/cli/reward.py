@@ -1,7 +1,11 @@
-"""The reward model of a run: checked before anything is written, loaded when RL begins."""
+"""What trains: the weighted parts of a run's rewards, checked before anything is written."""
 
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from jaxrl_llm.checkpoints.hf import read_hf_params
 from jaxrl_llm.checkpoints.hf_reward import RewardFolder, open_hf_reward
@@ -10,7 +14,12 @@ from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.models.reward_model import SequenceScorer, reward_shardings
+from jaxrl_llm.rewards.combine import weighted
+from jaxrl_llm.rewards.format import format_reward
+from jaxrl_llm.rewards.language import language_reward
 from jaxrl_llm.rewards.learned import learned_rewards
+from jaxrl_llm.rewards.pooled import user_part
+from jaxrl_llm.rewards.protocol import RewardFunction
 from jaxrl_llm.sharding import check_divides, check_whole_rows
 from jaxrl_llm.text.chat import ChatTemplate, render_chat, render_prompt_ids
 from jaxrl_llm.text.hf_tokenizer import load_hf
@@ -42,11 +51,48 @@ class OpenedRewardModel:
             self.model, params, mesh=mesh, rows=how.rows, max_tokens=self.max_tokens, pad_id=self.source.pad_id
         )
 
+    def rewards(self) -> RewardFunction:
+        """The model's scores, one group at a time whoever asks."""
+        score, lock = self.scorer(), threading.Lock()
+
+        def one_at_a_time(sequences: Sequence[Sequence[int]]) -> np.ndarray:
+            with lock:
+                return score(sequences)
+
+        return partial(learned_rewards, encode=self.encode, score=one_at_a_time, max_tokens=self.max_tokens)
+
+
+@dataclass(frozen=True)
+class OpenedRewards:
+    """The checked parts of a run's rewards."""
+
+    setup: Setup
+    model: OpenedRewardModel | None
+
     def environment(self) -> SingleTurn:
-        """Episodes whose rewards are the model's scores; what is correct is still said by the task's answer."""
-        return self.setup.environment.judged_by(
-            partial(learned_rewards, encode=self.encode, score=self.scorer(), max_tokens=self.max_tokens)
-        )
+        """Episodes whose rewards are the weighted parts; what is correct is still said by the task's answer."""
+        weights = self.setup.config.rollout.rewards
+        others = [(self._part(name), weight) for name, weight in weights.items() if name != "answer"]
+        environment = self.setup.environment
+        return environment.scored_by(weighted(environment.score, weights.get("answer", 0.0), others))
+
+    def _part(self, name: str) -> RewardFunction:
+        rollout = self.setup.config.rollout
+        if name == "format":
+            return partial(format_reward, **rollout.reward_format.model_dump())
+        if name == "language":
+            return partial(language_reward, script=rollout.reward_language)
+        if name == "model":
+            assert self.model is not None
+            return self.model.rewards()
+        return user_part(self.setup.reward_workers, name)
+
+
+def open_rewards(setup: Setup) -> OpenedRewards:
+    """Checks what the rewards need, and starts their processes. Raises UserError for whatever does not fit."""
+    model = open_reward_model(setup) if "model" in setup.config.rollout.rewards else None
+    setup.reward_workers.start()
+    return OpenedRewards(setup, model)
 
 
 def scored_ids(tokenizer: Tokenizer, prompt: str, completion: str, template: ChatTemplate) -> list[int]:

@@ -96,6 +96,7 @@ def _environment(setup: Setup) -> dict[str, Any]:
         "devices": [f"{d.device_kind} {d.id}" for d in jax.devices()],
         "trainer_devices": [d.id for d in setup.trainer_mesh.devices.flat],
         "sampler_devices": [d.id for d in setup.engine.mesh.devices.flat] if setup.samples else [],
+        "head_dtype": config.model.head_dtype,
         "attention": f"{attention.implementation} ({attention.reason})",
         "seed": setup.config.seed,
         "hub_commits": _hub_commits(setup),

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from jaxrl_llm.cli.console import ablations
 from jaxrl_llm.cli.policy import Policy
 from jaxrl_llm.sampler.service import SamplerService
 from jaxrl_llm.sampler.serving.access import Access
@@ -39,6 +40,8 @@ def serve_policy(policy: Policy, access: Access, options: ServeOptions, say: Cal
     )
     with stop_signals() as stop, service:
         say(f"sampling with {policy.origin} (version {policy.version})")
+        for words in ablations(policy.setup.config.model):
+            say(words)
         ports = {"grpc_port": options.grpc_port, "http_port": options.http_port}
         with serving(served, access, **ports, max_calls=options.max_calls) as listening:
             say("compiling: /health answers 503 until that is done")

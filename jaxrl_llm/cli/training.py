@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxrl_llm.cli.adapters import frozen_base
 from jaxrl_llm.cli.agreement import check_setups, config_facts
 from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
-from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.console import Progress, ablations
 from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
 from jaxrl_llm.cli.join import Joined, Outlets, Saver, lag_rule, new_issuer, shared_work
 from jaxrl_llm.cli.reference import reference_policy
@@ -24,7 +24,7 @@ from jaxrl_llm.cli.remote import (
     samples_here,
     without_deployment,
 )
-from jaxrl_llm.cli.reward import OpenedRewardModel, open_reward_model
+from jaxrl_llm.cli.reward import OpenedRewards, open_rewards
 from jaxrl_llm.cli.run_dir import opened
 from jaxrl_llm.cli.warm_up import warm_up
 from jaxrl_llm.cli.worlds import wire_form
@@ -60,9 +60,13 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     with world.together("checking the configuration"):
         setup = assemble(config, world=world, samples=samples_here(deployment))
     check_setups(world, setup)
-    judge = open_reward_model(setup) if config.rollout.reward == "model" and reinforce else None
-    with opened(run_dir, setup), _stop_signals() as asked:
-        return _run(setup, judge, run_dir, asked, deployment, reinforce=reinforce)
+    with closing(setup.reward_workers):
+        rewards = None
+        with world.together("opening the rewards"):
+            if reinforce and world.first:
+                rewards = open_rewards(setup)
+        with opened(run_dir, setup), _stop_signals() as asked:
+            return _run(setup, rewards, run_dir, asked, deployment, reinforce=reinforce)
 
 
 def _check_shared_training(config: RunConfig, count: int) -> None:
@@ -73,10 +77,10 @@ def _check_shared_training(config: RunConfig, count: int) -> None:
             "samplers with `jaxrl sampler` and name them in sampler.workers, or set sampler.remote.listen, where they "
             "register (and leave sampler.remote.local out)"
         )
-    if config.rollout.reward == "model":
+    if "model" in config.rollout.rewards:
         raise UserError(
-            f"rollout.reward = model, but jaxrl train runs over {count} processes, which share all their devices; "
-            "a reward model needs a trainer of one process"
+            f"rollout.rewards has a part model, but jaxrl train runs over {count} processes, which share all their "
+            "devices; a reward model needs a trainer of one process"
         )
 
 
@@ -105,13 +109,14 @@ def _stop_signals():
 
 def _run(
     setup: Setup,
-    judge: OpenedRewardModel | None,
+    rewards: OpenedRewards | None,
     run_dir: Path,
     asked: Callable[[], bool],
     deployment: SamplerConfig,
     *,
     reinforce: bool,
 ) -> str:
+    """Without `reinforce` only the warm-up runs; `rewards` are the first process's."""
     config, world = setup.config, setup.world
     store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep, world=world)
     optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
@@ -131,6 +136,8 @@ def _run(
     try:
         with ExitStack() as stack:
             progress = stack.enter_context(Progress(run_dir.name, steps=config.train.steps, quiet=not world.first))
+            for words in ablations(config.model):
+                progress.say(words)
             if restored and not reinforce:
                 progress.say(f"the warm-up of {run_dir} is done; jaxrl train goes on from step {start}")
                 return "finished"
@@ -163,10 +170,10 @@ def _run(
                 work = shared_work(setup, base, reference, save, wire)
             if not world.first:
                 return follow(world, work, state, asked)
-            lead = Lead(world, work)
+            assert rewards is not None
+            lead, environment = Lead(world, work), rewards.environment()
 
             def run() -> str:
-                environment = setup.environment if judge is None else judge.environment()
                 joined = Joined(setup, environment, state, work, lead, start, issuer, log, progress, outlets, asked)
                 ended = _reinforce(joined, state, start, extras, run_dir, asked)
                 if outlets.fleet is not None:

@@ -235,17 +235,18 @@ def _masks(config: ModelConfig, mask: Array, query_positions: Array, key_positio
     return found
 
 
-def _over_layers(config: ModelConfig, body, carry, layers: Params):
+def _over_layers(config: ModelConfig, body, carry, layers: Params, unroll: int = 1):
     """`lax.scan` over stacked layers, or a plain loop over a tuple of one tree per layer, without the scan's second
     result.
 
     `body` is given the layer's weights, its index and its kind. The loop's compilation grows with depth, but
     no step copies a layer's weights out of the stack. XLA does so on CPU, where with few rows that copy costs a third
-    of a decode step.
+    of a decode step. In the scan `unroll` layers make one turn.
     """
     _, kinds = _kinds(config)
     if not isinstance(layers, tuple):
-        return jax.lax.scan(body, carry, (layers, jnp.arange(config.layers), jnp.asarray(kinds)))
+        scanned = (layers, jnp.arange(config.layers), jnp.asarray(kinds))
+        return jax.lax.scan(body, carry, scanned, unroll=min(unroll, config.layers))
     for index, layer_params in enumerate(layers):
         carry, _ = body(carry, (layer_params, index, kinds[index]))
     return carry, None
@@ -265,16 +266,18 @@ def forward(
     prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
     remat: Remat = "none",
+    unroll: int = 1,
     attention: RowAttention = XLA,
     mesh: Mesh | None = None,
 ) -> Float[Array, "B T D"]:
     """Final hidden states of packed (or padded) rows; the head is applied by whoever needs logits.
 
     `prefix_ids` as in TrainBatch: the segment of a prompt that a token's document shares with others of its row.
-    `mesh` is where the arrays live, if they are split; experts need it, and tokens split over `context`.
+    `mesh` is where the arrays live, if they are split; experts need it, and tokens split over `context`. `unroll`
+    layers are compiled as one turn of the scan over stacked layers.
     """
     rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
-    return _forward(config, params, *rows, remat=remat, attention=attention, mesh=mesh)[0]
+    return _forward(config, params, *rows, remat=remat, unroll=unroll, attention=attention, mesh=mesh)[0]
 
 
 class RouterTerms(NamedTuple):
@@ -293,6 +296,7 @@ def forward_routed(
     prefix_ids_BT: Int[Array, "B T"] | None = None,
     *,
     remat: Remat = "none",
+    unroll: int = 1,
     attention: RowAttention = XLA,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B T D"], RouterTerms]:
@@ -304,12 +308,14 @@ def forward_routed(
         return RouterTerms(balance_terms(logits_BTE, chosen_BTK, segment_ids_BT), z_terms(logits_BTE))
 
     rows = (tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT)
-    hidden_BTD, layers = _forward(config, params, *rows, remat=remat, attention=attention, mesh=mesh, said=terms)
+    hidden_BTD, layers = _forward(
+        config, params, *rows, remat=remat, unroll=unroll, attention=attention, mesh=mesh, said=terms
+    )
     return hidden_BTD, jax.tree.map(lambda x_LBT: jnp.mean(x_LBT, axis=0), layers)
 
 
 def _forward(
-    config, params, tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT, *, remat, attention, mesh, said=None
+    config, params, tokens_BT, positions_BT, segment_ids_BT, prefix_ids_BT, *, remat, unroll, attention, mesh, said=None
 ) -> tuple[Array, Any]:
     """Hidden states, and `said(routing)` of every layer (for stacked layers).
 
@@ -333,7 +339,8 @@ def _forward(
         return x, said(routing) if said is not None else None
 
     body = rematerialised(body, remat)
-    x, found = _over_layers(config, body, _embed(config, params, pieces(mesh, tokens_BT)), params["layers"])
+    start = _embed(config, params, pieces(mesh, tokens_BT))
+    x, found = _over_layers(config, body, start, params["layers"], unroll)
     return joined(mesh, _final(config, params, x)), found
 
 

@@ -25,6 +25,7 @@ from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import age_by_length, measure_lag
 from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PolicyWeights, PromptTask, Reward
 from jaxrl_llm.weights import WeightBoard
+from jaxrl_llm.weights.fan_out import FanOut
 
 
 class BrokenRuleError(AssertionError):
@@ -39,7 +40,7 @@ class Prompts:
         self.next_index = 0
 
     def __getitem__(self, index: int) -> PromptTask:
-        return PromptTask(f"t{index % self.epoch_size}", np.ones(1, np.int32), "", "")
+        return PromptTask(f"t{index % self.epoch_size}", np.ones(1, np.int32), "", "", "s", "exact")
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,14 @@ class SamplerSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The run. `length(group_id, sibling)` is a completion's length, `reward(...)` its reward; `train_s(tokens)` what a
-    step on so many takes, `score_s` what a group's rewards do. Samplers in the trainer's own process (`local`) get work
-    only between two dispatches. `evaluate_every` steps an evaluation of `evaluate_prompts` runs on the samplers,
-    `checkpoint_every` steps a checkpoint is written. Every `heartbeat_s` samplers say that they live (0: never)."""
+    """The run. `length(group_id, sibling)` is a completion's length, `reward(group_id, sibling)` its reward.
+
+    A step on so many tokens of so many completions takes `train_s(tokens, documents)`, a group's rewards `score_s`.
+    Samplers in the trainer's own process (`local`) get work only between two dispatches. Every `evaluate_every` steps
+    an evaluation of `evaluate_prompts` runs on the samplers, every `checkpoint_every` steps a checkpoint is written,
+    every `heartbeat_s` samplers say that they live (0: never). What broke off is tried again after `retry_s`.
+    As many samplers as `fan_out` says fetch weights from one place at a time.
+    """
 
     steps: int
     prompts_per_step: int
@@ -66,7 +71,7 @@ class RunSpec:
     samplers: Sequence[SamplerSpec]
     length: Callable[[int, int], int]
     reward: Callable[[int, int], float]
-    train_s: Callable[[int], float]
+    train_s: Callable[[int, int], float]
     selection: Selection
     shape: RowShape | None = None
     score_s: float = 0.0
@@ -77,6 +82,7 @@ class RunSpec:
     checkpoint_every: int = 1
     retry_s: float = 0.1
     heartbeat_s: float = 0.0
+    fan_out: int = 2
 
 
 @dataclass
@@ -162,7 +168,7 @@ class _Trainer:
         simulation._content_of = {v: c for v, c in simulation._content_of.items() if v < self.step}
         simulation._content_of[self.step] = content
         self.coordinator = self._spec.coordinator(self.issuer, self.step)
-        self.board = WeightBoard()
+        self.board, self.fan_out = WeightBoard(), FanOut("trainer", self._spec.fan_out)
         self.board.publish(PolicyWeights(self.step, content))
         self._busy = self._scoring = False
         self._pinned: list[int] | None = None
@@ -253,7 +259,7 @@ class _Trainer:
         if self._spec.shape is not None:
             pack(chosen.documents, self._spec.shape)
         tokens = sum(len(document.completion_C) for document in chosen.documents)
-        cost_s = self._spec.train_s(tokens)
+        cost_s = self._spec.train_s(tokens, len(chosen.documents))
         for host in self._sim.hosts:
             host.look()
 
@@ -307,7 +313,10 @@ class _Trainer:
             host.look()
         every = self._spec.evaluate_every
         if every and self.step % every == 0 and self.coordinator.publishes(self.step):
-            tasks = [PromptTask(f"e{i}", np.ones(1, np.int32), "", "") for i in range(self._spec.evaluate_prompts)]
+            tasks = [
+                PromptTask(f"e{i}", np.ones(1, np.int32), "", "", "s", "exact")
+                for i in range(self._spec.evaluate_prompts)
+            ]
             self._pinned = self.coordinator.pin(self.step, tasks, self._spec.group_size)
         elif self.step % self._spec.checkpoint_every == 0:
             self._save(content)
@@ -374,6 +383,9 @@ class _Host:
         self._lives = 0
         self._session = 0  # counts attachments: a message of an earlier one is never delivered
         self._pushing = False
+        self._place = f"place {number}"
+        self._avoid: str | None = None
+        self._again_at = 0.0
         self._holds = -1
         self._stopped_until = 0.0
         self.name = ""
@@ -398,7 +410,7 @@ class _Host:
         if self._decoder is not None:
             self._decoder.kill()
             self._decoder = None
-        self._pushing, self._holds = False, -1
+        self._pushing, self._holds, self._avoid, self._again_at = False, -1, None, 0.0
         self.push()
 
     def crash(self, notice_s: float, restart_s: float) -> None:
@@ -407,6 +419,7 @@ class _Host:
             self._decoder.kill()
         name, session = self.name, self._session
         self._session += 1  # connections are gone
+        self._trainer.fan_out.gone(self._place)
 
         def notice() -> None:
             self._trainer.heard(lambda coordinator, now: coordinator.leave(name, "its connection broke", now))
@@ -452,30 +465,34 @@ class _Host:
     # Weights.
 
     def push(self) -> None:
-        """Bring the newest weights unless a transfer is under way; the next one starts when it is over."""
-        if self._pushing or not self._trainer.alive:
+        """Fetch the newest weights from whoever has them and a place free, unless a transfer is under way."""
+        trainer = self._trainer
+        newest = trainer.board.newer_than(self._holds) if trainer.alive and not self._pushing else None
+        if newest is None or self._clock.now < self._again_at:
             return
-        newest = self._trainer.board.newer_than(self._holds)
-        if newest is None:
-            return
-        self._pushing = True
-        seconds, whole = self._sim.network.push()
-        session, trainer = self._session, self._trainer
+        source = trainer.fan_out.begin(newest.version, self._place, () if self._avoid is None else (self._avoid,))
+        if source is None:
+            return  # whoever is through next calls again
+        self._pushing, session = True, self._session
+        sources = {host._place: host for host in self._sim.hosts}
+        source_session = sources[source]._session if source in sources else None
         weights = Weights(newest.version, newest.params)
+        seconds, whole = self._sim.network.push()
 
         def arrived() -> None:
-            if session != self._session or trainer is not self._trainer or not trainer.alive:
-                return
-            if whole:
-                self._arrived = weights
-                self._commit()
-            else:  # its digest is wrong: nothing of it is used
-                self._clock.after(self._sim.spec.retry_s, again)
-
-        def again() -> None:
-            if session == self._session:
-                self._pushing = False
-                self.push()
+            trainer.fan_out.end(source)
+            source_lives = source not in sources or sources[source]._session == source_session
+            if session == self._session and trainer is self._trainer and trainer.alive:
+                if whole and source_lives:
+                    self._avoid, self._arrived = None, weights
+                    self._commit()
+                else:  # its digest is wrong: nothing of it is used
+                    self._pushing, self._avoid = False, source if source in sources else None
+                    self._again_at = self._clock.now + self._sim.spec.retry_s
+                    self._clock.after(self._sim.spec.retry_s, lambda: self.push() if session == self._session else None)
+            if trainer.alive:
+                for host in self._sim.hosts:
+                    host.push()
 
         self._clock.after(seconds, arrived)
 
@@ -509,6 +526,7 @@ class _Host:
         )
         name = self.name
         self._holds, self._pushing = weights.version, False
+        self._trainer.fan_out.ready(self._place, weights.version)
         self._trainer.heard(lambda coordinator, now: coordinator.join(name, weights.version, spec.slots, now))
         self._trainer.distribute()
         self._beat()
@@ -518,6 +536,7 @@ class _Host:
         """Say so, until a newer swap says more: the message may be lost."""
         name, session = self.name, self._session
         self._holds, self._pushing = weights.version, False
+        self._trainer.fan_out.ready(self._place, weights.version)
 
         def say() -> None:
             if session == self._session and self._holds == weights.version:

@@ -42,7 +42,7 @@ def summarise_files(run: RunFiles, fits: dict[str, Any]) -> dict[str, Any]:
         "eval_best": _plain(values.max()) if values.size else None,
         "fit": None
         if fit is None
-        else {key: fit[key] for key in ("law", "A", "B", "C_mid", "R0", "interval", "warnings")},
+        else {key: fit[key] for key in ("law", "A", "B", "C_mid", "R0", "interval", "undetermined", "warnings")},
         "fit_axis": fits["axis"],
         "fit_reason": fits["reason"],
         "forecast_error": fits["forecast_error"],

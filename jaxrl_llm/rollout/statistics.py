@@ -1,11 +1,14 @@
 """What one step's groups say about the policy and about staleness; plain numbers for the run's records."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.types import EpisodeGroup
+
+_REASONS, _REASON = 8, 160  # how many reasons are told apart in a record, and by how many characters
 
 
 def measure_lag(groups: Sequence[EpisodeGroup], *, version: int, bound: int) -> dict[str, Any]:
@@ -45,17 +48,27 @@ def age_by_length(groups: Sequence[EpisodeGroup], ages_s: Mapping[int, float]) -
     ]
 
 
-def describe_groups(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-    """Means over the completions of a step; a completion without a reward counts in none about rewards."""
+def describe_groups(groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
+    """Means over the completions of a step; a completion without a reward counts in none about rewards.
+
+    `reward_part_NAME` is the mean of the reward's part NAME over the completions that have it. `reward_failures_by_reason`
+    counts the most frequent reasons.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes if episode.reward.failed is None]
+    reasons = Counter(episode.reward.failed[:_REASON] for episode in episodes if episode.reward.failed is not None)
+    names = sorted({name for reward in rewards for name in reward.parts})
     return {
+        **{
+            f"reward_part_{name}": float(np.mean([r.parts[name] for r in rewards if name in r.parts])) for name in names
+        },
         "reward_mean": float(np.mean([r.value for r in rewards])) if rewards else float("nan"),
         "pass_rate": pass_rate(groups),
         "completion_tokens_mean": float(np.mean([len(e.completion.tokens_T) for e in episodes])),
         "truncation_rate": float(np.mean([e.completion.finish == "length" for e in episodes])),
         "interruption_rate": float(np.mean([e.completion.forced_T.any() for e in episodes])),
         "reward_failures": float(len(episodes) - len(rewards)),
+        "reward_failures_by_reason": dict(reasons.most_common(_REASONS)),
     }
 
 
@@ -63,6 +76,14 @@ def pass_rate(groups: Sequence[EpisodeGroup]) -> float:
     """Share of right completions, in [0, 1] whatever the rewards' scale; NaN if nothing was scored."""
     right = [e.reward.parts["correct"] > 0 for g in groups for e in g.episodes if e.reward.failed is None]
     return float(np.mean(right)) if right else float("nan")
+
+
+def by_source(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+    """ "value/NAME" -> pass rate of the prompts of each source; empty where there is but one."""
+    names = dict.fromkeys(group.task.source for group in groups)
+    if len(names) < 2:
+        return {}
+    return {f"value/{name}": pass_rate([group for group in groups if group.task.source == name]) for name in names}
 
 
 def sampled_tokens(groups: Sequence[EpisodeGroup]) -> tuple[int, int]:

@@ -1,9 +1,10 @@
-"""From prompts to scored groups: samplers' threads, one thread for rewards, and the exchange they share.
+"""From prompts to scored groups: samplers' threads, the threads for rewards, and the exchange they share.
 
     coordinator.admit -> sampler (weights swapped between dispatches) -> completed -> env -> EpisodeGroup -> next_groups
 
-A group is scored once its last sibling has ended, all siblings together and one group at a time: what a reward model
-computes then depends on the group alone, never on what else was waiting.
+A group is scored once its last sibling has ended, all siblings together and none of another group with them: what a
+reward model computes then depends on the group alone, never on what else was waiting. Several threads may score, each
+a group, so that one slow completion does not hold up the groups behind it.
 """
 
 import threading
@@ -28,6 +29,7 @@ class RolloutWorker:
     """Everything between the prompt stream and the trainer, from `start` to `stop`.
 
     A trainer that takes groups must publish the version it makes of them afterwards: that wakes the samplers.
+    `environment` is asked for as many groups at once as there are `scorers`.
     """
 
     def __init__(
@@ -37,14 +39,17 @@ class RolloutWorker:
         samplers: Sequence[Driver],
         board: Board,
         give_up: Callable[[], bool] | None = None,
+        *,
+        scorers: int = 1,
     ):
         self.exchange = Exchange(coordinator)
         self._give_up = give_up
         self._environment, self._samplers, self._board = environment, samplers, board
-        self._rewards = threading.Thread(target=self._score, name="rewards", daemon=True)
+        self._rewards = [threading.Thread(target=self._score, name="rewards", daemon=True) for _ in range(scorers)]
 
     def start(self) -> None:
-        self._rewards.start()
+        for scorer in self._rewards:
+            scorer.start()
         for sampler in self._samplers:
             sampler.start(self.exchange)
 
@@ -53,7 +58,8 @@ class RolloutWorker:
         self.exchange.stop()
         for sampler in self._samplers:
             sampler.stop()
-        self._rewards.join()
+        for scorer in self._rewards:
+            scorer.join()
 
     def next_groups(self) -> list[EpisodeGroup]:
         """The next step's groups; fewer only when no prompt is left to issue.

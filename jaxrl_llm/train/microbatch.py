@@ -35,6 +35,7 @@ class Scorer:
     temperature: float
     head_chunk: int
     remat: Remat = "none"
+    unroll: int = 1
     attention: RowAttention = XLA
 
     def hidden(
@@ -63,7 +64,7 @@ class Scorer:
 
     @property
     def _how(self) -> dict[str, Any]:
-        return {"remat": self.remat, "attention": self.attention, "mesh": self.mesh}
+        return {"remat": self.remat, "unroll": self.unroll, "attention": self.attention, "mesh": self.mesh}
 
     def _split(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         # Said outright: left to itself the partitioner may follow the embedding's shards and split the width instead.
@@ -87,6 +88,7 @@ class Scorer:
             chunk=self.head_chunk,
             shards=parts(self.mesh, "pieces"),
             wanted_N=None if wanted_BT is None else pieces(self.mesh, wanted_BT).reshape(-1),
+            dtype=self.model.head_dtype,
             softcap=self.model.final_softcap,
         )
         logprobs_BT, entropy_BT = (joined(self.mesh, x_N.reshape(targets_PT.shape)) for x_N in outputs)

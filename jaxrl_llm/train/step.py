@@ -99,6 +99,7 @@ def make_train_step(
     temperature: float,
     head_chunk: int,
     remat: Remat,
+    unroll: int = 1,
     share_prompts: bool = False,
     gradient_dtype: Any = jnp.float32,
     spikes: SpikeRule | None = None,
@@ -156,7 +157,7 @@ def make_train_step(
     placed = dict.fromkeys((*_ROW_FIELDS, *_CREDIT_FIELDS, "prefix_ids"), rows)
     batch_shardings = TrainBatch(**placed, microbatches=whole)
     attention = choose_attention(model, mesh, share_prompts=share_prompts)
-    scorer = Scorer(model, mesh, temperature, head_chunk, remat, attention)
+    scorer = Scorer(model, mesh, temperature, head_chunk, remat, unroll, attention)
     unsaved = replace(scorer, remat="none")  # what is never differentiated saves no activations anyway
     optimizer = optax.with_extra_args_support(optimizer)
     head_optimizer = optax.with_extra_args_support(critic.optimizer) if critic is not None else None

@@ -84,7 +84,7 @@ def test_every_command_takes_a_name_of_the_hub(hub, tmp_path, tiny, jaxrl):
     wanted, found = load_file(tmp_path / "v1.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert all(np.array_equal(found[name], value) for name, value in wanted.items())
     names = ["model.init=hub:me/tiny@v1", "tokenizer.kind=hf", "tokenizer.path=hub:me/tiny"]
-    names += ["rollout.reward=model", "rollout.reward_model.path=hub:me/judge"]
+    names += ["rollout.rewards={model: 1}", "rollout.reward_model.path=hub:me/judge"]
     setup = assemble(load(tiny, [*names, "model.layers=2"]))
     np.testing.assert_array_equal(initial_params(setup)["embed"], wanted["model.embed_tokens.weight"])
     assert setup.tokenizer.encode(LETTERS[3]) == [len(NAMES) + 3]

@@ -10,7 +10,7 @@ from tiny_reward import CONFIG, LETTERS, reward_ids, write_reward_model
 from jaxrl_llm.checkpoints.hf import read_hf_params
 from jaxrl_llm.checkpoints.hf_reward import open_hf_reward
 from jaxrl_llm.cli.assemble import assemble
-from jaxrl_llm.cli.reward import open_reward_model
+from jaxrl_llm.cli.reward import open_rewards
 from jaxrl_llm.config import load
 from jaxrl_llm.models.transformer import forward
 from jaxrl_llm.types import Completion
@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 
 def options(folder, *more):
-    return ["rollout.reward=model", f"rollout.reward_model.path={folder}", *more]
+    return ["rollout.rewards={model: 1}", f"rollout.reward_model.path={folder}", *more]
 
 
 def direct_score(folder, prompt, completion):
@@ -65,7 +65,7 @@ def test_a_reward_model_may_have_devices_of_its_own(folder, tiny):
     texts = ("4", "12", "", "=+")
     made = [np.array([*setup.tokenizer.encode(text), setup.tokenizer.eos_id], np.int32) for text in texts]
     completions = [Completion(ids, ids * np.float32(0), ids * 0, ids < 0, "stop") for ids in made]
-    rewards = [e.reward for e in open_reward_model(setup).environment().episodes(task, completions)]
+    rewards = [e.reward for e in open_rewards(setup).environment().episodes(task, completions)]
     wanted = [direct_score(folder, task.prompt, setup.environment.text(c)) for c in completions]
     np.testing.assert_allclose([r.value for r in rewards], wanted, atol=1e-4)
     assert [r.parts["correct"] for r in rewards] == [float(text == task.answer) for text in texts]
@@ -74,8 +74,8 @@ def test_a_reward_model_may_have_devices_of_its_own(folder, tiny):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["rollout.reward_model.path=null"], "rollout.reward = model, but rollout.reward_model.path = None"),
-        (["rollout.reward=exact"], "rollout.reward = exact, but rollout.reward_model.path = "),
+        (["rollout.reward_model.path=null"], "rollout.rewards = {'model': 1.0}, but rollout.reward_model.path = None"),
+        (["rollout.rewards={answer: 1}"], "rollout.rewards = {'answer': 1.0}, but rollout.reward_model.path = "),
         (["rollout.reward_model.path=nowhere"], "rollout.reward_model: nowhere is not a folder with a config.json"),
         (["rollout.reward_model.max_tokens=41"], "max_tokens = 41 exceeds the model's context of 40"),
         (["rollout.reward_model.mesh={data: 8}"], "leaves no device to trainer and sampler"),

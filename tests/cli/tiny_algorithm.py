@@ -49,7 +49,7 @@ def groups(config: RunConfig, seed: int = 0, rewards=None, prompt: int = PROMPT)
     shape = (config.rollout.prompts_per_step, config.rollout.group_size)
     rewards = rng.choice([-1.0, 1.0], size=shape) if rewards is None else np.asarray(rewards)
     for p in range(shape[0]):
-        task = PromptTask(f"task{p}", rng.integers(0, VOCAB, prompt).astype(np.int32), "p", "a")
+        task = PromptTask(f"task{p}", rng.integers(0, VOCAB, prompt).astype(np.int32), "p", "a", "s", "exact")
         episodes = []
         for g in range(shape[1]):
             n = int(rng.integers(1, LONGEST + 1))

@@ -17,10 +17,10 @@ def test_soft_overlong_worked_numbers(length, penalty):
     assert soft_overlong(length, limit=20480, cache=4096) == pytest.approx(penalty, abs=1e-12)
 
 
-def score(text, answer, *, finished):
-    if text == "broken":
-        return Reward(0.0, {}, failed="judge broke")
-    return exact_match(text, answer, finished=finished, correct=1.0, wrong=-1.0)
+def score(texts, task, *, finished):
+    if texts == ["broken"]:
+        return [Reward(0.0, {}, failed="judge broke")]
+    return exact_match(texts, task, finished=finished, correct=1.0, wrong=-1.0)
 
 
 def reward_of(text, *, only_correct=False, finish="stop"):
@@ -30,7 +30,7 @@ def reward_of(text, *, only_correct=False, finish="stop"):
     environment = SingleTurn(decode=lambda ids: "".join(map(chr, ids)), score=score, penalty=penalty)
     ids = np.array([*map(ord, text), *([0] if finish == "stop" else [])], np.int32)
     completion = Completion(ids, np.zeros(len(ids)), np.zeros(len(ids), np.int32), np.zeros(len(ids), bool), finish)
-    return environment.episodes(PromptTask("t", ids[:1], "", text.strip("x")), [completion])[0].reward
+    return environment.episodes(PromptTask("t", ids[:1], "", text.strip("x"), "s", "exact"), [completion])[0].reward
 
 
 def test_an_environment_adds_the_penalty_and_shows_it():

@@ -18,7 +18,7 @@ from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PromptTask, Rewar
 
 def group(group_id, rewards, lengths, *, failed=(), truncated=()):
     """A group whose i-th completion has lengths[i] tokens 10*i+1, 10*i+2, ... and log-probabilities -0.1, -0.2, ..."""
-    task = PromptTask(f"task{group_id}", np.array([7, 8, 9], np.int32), "p", "a")
+    task = PromptTask(f"task{group_id}", np.array([7, 8, 9], np.int32), "p", "a", "s", "exact")
     episodes = []
 
     def finish(i):
@@ -115,7 +115,9 @@ def test_untrainable_tokens_are_inputs_without_weight():
 def test_forced_tokens_are_read_and_never_trained():
     # An interruption's phrase: in the row, with no weight, and in no denominator.
     groups = [group(0, [1, 0], [4, 2])]
-    environment = SingleTurn(decode=lambda ids: "x", score=lambda text, answer, finished: Reward(1.0, {"correct": 1.0}))
+    environment = SingleTurn(
+        decode=lambda ids: "x", score=lambda texts, task, finished: [Reward(1.0, {"correct": 1.0})]
+    )
     forced = replace(groups[0].episodes[0].completion, forced_T=np.array([False, True, True, False]))
     episode = replace(environment.episodes(groups[0].task, [forced])[0], reward=groups[0].episodes[0].reward)
     groups = [replace(groups[0], episodes=(episode, groups[0].episodes[1]))]

@@ -24,7 +24,7 @@ class Issuer:
         if self.issued == self.left:
             return None
         self.issued += 1
-        return self.issued - 1, PromptTask(f"t{self.issued}", np.ones(1, np.int32), "", "")
+        return self.issued - 1, PromptTask(f"t{self.issued}", np.ones(1, np.int32), "", "", "s", "exact")
 
     def drop(self, group_id, reason):
         assert group_id not in self.dropped
@@ -242,7 +242,7 @@ def test_an_evaluation_runs_on_its_version_alone_and_holds_the_next_one_off():
     coordinator, _ = make("pipeline", 3, samplers=("a", "b"), slots=4)
     coordinator.published(1)
     coordinator.holds("b", 1)
-    tasks = [PromptTask(f"e{i}", np.ones(1, np.int32), "", "") for i in range(2)]
+    tasks = [PromptTask(f"e{i}", np.ones(1, np.int32), "", "", "s", "exact") for i in range(2)]
     pinned = coordinator.pin(1, tasks, 2, first_stream=70)
     given = coordinator.admit(0.0)
     evaluation = [a for a in given if a.pinned == 1]
@@ -261,13 +261,13 @@ def test_an_evaluation_runs_on_its_version_alone_and_holds_the_next_one_off():
 
 def test_training_may_have_priority_over_evaluation():
     coordinator, _ = make("pipeline", 0, slots=5, priority="training")
-    coordinator.pin(0, [PromptTask("e", np.ones(1, np.int32), "", "")], 2)
+    coordinator.pin(0, [PromptTask("e", np.ones(1, np.int32), "", "", "s", "exact")], 2)
     assert ids(coordinator.admit(0.0)) == [0, 1, -1]
 
 
 def test_an_evaluation_that_cannot_be_sampled_fails_loudly():
     coordinator, _ = make("pipeline", 0, retries=0)
-    pinned = coordinator.pin(0, [PromptTask("e", np.ones(1, np.int32), "", "")], 2)
+    pinned = coordinator.pin(0, [PromptTask("e", np.ones(1, np.int32), "", "", "s", "exact")], 2)
     coordinator.failed("a", coordinator.admit(0.0)[0].group_id, 0, "out of memory", 1.0)
     with pytest.raises(RunFailedError, match="evaluation of version 0 gave up: after 1 failed attempts, the last: out"):
         coordinator.take_pinned(pinned)

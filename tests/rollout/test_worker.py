@@ -22,7 +22,7 @@ P, G = 2, 3
 
 
 def tasks(n):
-    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(n)]
+    return [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i), "s", "exact") for i in range(n)]
 
 
 class ScriptedScheduler:
@@ -83,6 +83,7 @@ def make(
     concurrency=10**6,
     max_ready=10**6,
     environment=None,
+    scorers=1,
     **how,
 ):
     scheduler = scheduler or ScriptedScheduler(version=step)
@@ -95,7 +96,7 @@ def make(
     )
     board, sampling = WeightBoard(), HowToSample(Sampling(4), 5, Sampling(4, 0.0), 6)
     sampler = LocalSampler(scheduler, board, sampling, slots=concurrency)
-    worker = RolloutWorker(coordinator, environment or FirstSiblingIsRight(), [sampler], board)
+    worker = RolloutWorker(coordinator, environment or FirstSiblingIsRight(), [sampler], board, scorers=scorers)
     return worker, issuer, scheduler
 
 
@@ -193,6 +194,28 @@ def test_slow_rewards_do_not_hold_up_sampling_and_count_as_stock():
     worker.stop()
     assert [g.group_id for g in groups] == list(range(3 * P))
     assert {count for _, count in environment.asked} == {G}  # siblings together
+
+
+def test_several_scorers_take_a_group_each_and_a_slow_one_changes_no_order():
+    class FirstIsSlow(FirstSiblingIsRight):
+        def __init__(self):
+            self.others, self.together = threading.Semaphore(0), []
+
+        def episodes(self, task, completions):
+            self.together.append(len(completions))
+            if len(self.together) == 1:
+                assert self.others.acquire(timeout=10) and self.others.acquire(timeout=10)  # others go on meanwhile
+            else:
+                self.others.release()
+            return super().episodes(task, completions)
+
+    environment = FirstIsSlow()
+    worker, issuer, _ = make(max_lag=8, environment=environment, scorers=2)
+    worker.start()
+    groups = [g for step in range(3) for g in train_step(worker, issuer, step)[0]]
+    worker.stop()
+    assert [g.group_id for g in groups] == list(range(3 * P))
+    assert set(environment.together) == {G}
 
 
 def test_a_failure_of_the_scoring_thread_reaches_the_trainer():

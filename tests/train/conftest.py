@@ -32,14 +32,14 @@ def traces():
 
 @pytest.fixture(scope="session")
 def build_step(host_params, traces):
-    """`build(axes, remat="none") -> (step, new_state)`, compiled once for each."""
+    """`build(axes, remat="none", unroll=1) -> (step, new_state)`, compiled once for each."""
 
     def counted_objective(*args):
         traces.append(1)
         return CISPO.objective(*args)
 
     @functools.cache
-    def build(axes, remat="none"):
+    def build(axes, remat="none", unroll=1):
         sizes = dict(axes)
         mesh = make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values())))])
         step = make_train_step(
@@ -50,6 +50,7 @@ def build_step(host_params, traces):
             temperature=TEMPERATURE,
             head_chunk=HEAD_CHUNK,
             remat=remat,
+            unroll=unroll,
         )
         first = state_from_params(MODEL, ADAMW, mesh=mesh, params=host_params)
         shardings, first = shardings_of(first), jax.tree.map(np.asarray, first)
