@@ -14,7 +14,7 @@ from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.sampler.serving.access import Access
 from jaxrl_llm.types import Params, RunFailedError
 from jaxrl_llm.weights.transfer import Borrower, Lender
-from jaxrl_llm.worlds.dialling import Credentials, own_host
+from jaxrl_llm.worlds.dialling import Credentials, own_address, own_host
 from jaxrl_llm.worlds.fetching import Fetcher
 from jaxrl_llm.worlds.sampler_server import SamplerServer
 from jaxrl_llm.worlds.sampler_world import SamplerWorld
@@ -67,9 +67,9 @@ def run_sampler(
     world = SamplerWorld(engine, wire, common, fetch=fetch, make_scheduler=make_scheduler, shelf=shelf, say=say)
     server = SamplerServer(world, shelf, access, port=options.port, max_calls=4 * how.slots + 64, lender=lender)
     with stop_signals() as stop, server:
-        address = options.advertise or f"{access.host}:{server.port}"
-        say(f"sampler on {address} ({how.slots} slots)")
+        say(f"sampler on {access.host}:{server.port} ({how.slots} slots)")
         if options.trainer is not None:
+            address = own_address(access.host, server.port, options.advertise, "--advertise")
             server.register(options.trainer, address, common, credentials, patience_s=options.patience_s, say=say)
         while not stop.wait(_LOOK_S):
             if server.over.done():

@@ -23,7 +23,7 @@ from jaxrl_llm.weights.publisher import Publisher
 from jaxrl_llm.weights.snapshot import named
 from jaxrl_llm.weights.transfer import Lender
 from jaxrl_llm.worlds.agreement import PROTOCOL, Facts, disagreement
-from jaxrl_llm.worlds.dialling import Credentials, host_and_port, own_host
+from jaxrl_llm.worlds.dialling import Credentials, host_and_port, own_address, own_host
 from jaxrl_llm.worlds.discovery import addresses
 from jaxrl_llm.worlds.distribution import Distribution
 from jaxrl_llm.worlds.link import Link, LinkOptions, Trainer
@@ -31,6 +31,8 @@ from jaxrl_llm.worlds.servicers import WeightsServicer
 from jaxrl_llm.worlds.shelf import Shelf
 
 _MAX_CALLS, _GRACE_S, _LOOK_S, _DISCOVER_S, _FORGOTTEN_S = 1024, 1.0, 0.25, 3.0, 900.0
+
+_ADVERTISE = "sampler.remote.advertise"
 
 Note = Callable[[str, str, dict[str, Any]], None]
 """(kind of event, plain words, further facts)"""
@@ -93,8 +95,7 @@ class Fleet:
         except BaseException:
             self._thread.join()
             raise
-        host = f"[{self._access.host}]" if ":" in self._access.host else self._access.host
-        self.address = self._options.advertise or f"{host}:{self.port}"
+        self.address = own_address(self._access.host, self.port, self._options.advertise, _ADVERTISE)
         self._distribution = Distribution(self._shelf, self.address, self._options.fan_out, self._loop)
         self._publisher = Publisher(
             self._distribution.put, self._fail, to_host=self._to_host, lends=self._lender is not None

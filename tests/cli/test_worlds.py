@@ -61,7 +61,8 @@ def test_samplers_that_die_stop_or_do_not_belong_change_nothing_that_is_trained(
 
 def test_a_trainer_without_samplers_can_be_stopped(processes):
     trainer = processes.train(*FAST)
-    processes.until(lambda: "step 0: held-out" in trainer.said(), trainer)
+    state = processes.run / "state.json"
+    processes.until(lambda: state.exists() and json.loads(state.read_text())["state"] == "running", trainer)
     trainer.send_signal(signal.SIGTERM)
     assert processes.ended(trainer) == 130, trainer.said()
     assert json.loads((processes.run / "state.json").read_text())["state"] == "interrupted"

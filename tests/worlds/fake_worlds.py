@@ -227,7 +227,7 @@ class Trainer:
         **links,
     ):
         self.notes = []
-        tasks = [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(8)]
+        tasks = [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i), "s", "exact") for i in range(8)]
         self.issuer = GroupIssuer(PromptStream(tasks, seed=0), PassRates(retire_at=None))
         sampling = Sampling(2)
         seconds = {"heartbeat_s": 0.1, "silence_s": 30.0, "retry_s": 0.1, "push_timeout_s": 2.0} | links

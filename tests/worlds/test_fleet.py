@@ -14,7 +14,7 @@ from jaxrl_llm.sampler.serving.access import Token, check_access
 from jaxrl_llm.types import RunFailedError, UserError
 from jaxrl_llm.weights.transfer import Borrower, Lender, Loan, Part
 from jaxrl_llm.worlds.agreement import PROTOCOL
-from jaxrl_llm.worlds.dialling import Credentials
+from jaxrl_llm.worlds.dialling import Credentials, own_address
 
 TOKEN = "0123456789abcdef"
 
@@ -46,7 +46,7 @@ def test_a_sampler_that_was_restarted_gets_the_newest_weights_first():
         sampler.__exit__()
         with FakeSampler(port=port) as again:
             trainer.train(3)
-            assert trainer.kinds()["joined"] == 2
+            until(lambda: trainer.kinds()["joined"] == 2)
             assert min(version for version, _ in again.pulled) >= 3 - 1  # not version 0, which it would begin with
             trainer.balances()
             words = trainer.words("joined")
@@ -254,6 +254,15 @@ def test_weights_that_change_in_a_samplers_memory_end_its_part_in_the_run():
     (left,), (refused,) = trainer.words("left"), trainer.words("refused")
     assert re.search(r"left: its weights have the digest [0-9a-f]{12}, version \d has [0-9a-f]{12}", left)
     assert re.search(f"sampler {bad.address} is not taken: its weights have the digest", refused)
+
+
+def test_nobody_is_sent_to_an_address_that_is_no_machines():
+    assert own_address("127.0.0.1", 9, None, "--advertise") == "127.0.0.1:9"
+    assert own_address("::1", 9, None, "--advertise") == "[::1]:9"
+    assert own_address("0.0.0.0", 9, "there:8", "--advertise") == "there:8"
+    for everywhere in ("0.0.0.0", "::"):
+        with pytest.raises(UserError, match="does not say where others reach this machine; give --advertise too"):
+            own_address(everywhere, 9, None, "--advertise")
 
 
 def test_samplers_are_found_through_a_file(tmp_path):
