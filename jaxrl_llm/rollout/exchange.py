@@ -191,8 +191,8 @@ class Exchange:
         first_stream: int = 0,
         give_up: Callable[[], bool] | None = None,
     ) -> list[list[Completion]]:
-        """See Coordinator.pin and take_pinned; blocks until all are there. Raises WaitGivenUpError once `give_up()` holds
-        and there is no sampler."""
+        """See Coordinator.pin and take_pinned; blocks until all are there. Raises WaitGivenUpError once `give_up()`
+        holds and there is no sampler."""
         with self._lock:
             ids = self._coordinator.pin(version, tasks, siblings, first_stream=first_stream)
             self._for_samplers.notify_all()
