@@ -3,9 +3,9 @@
     python benchmarks/pipeline/push.py [--rounds 9] [--width 512] [--layers 8]
 
 Inside one process (the sampler's own copy, as `jaxrl train` makes it), and to another process on the loopback, in
-chunks over gRPC and from device to device; each round measures all of them in turn. `ready` is what a sampler needs from
-the offer until it could commit: fetch, digests, its own copy. The plain copy is into fresh memory, as any push is.
-Prints one JSON object.
+chunks over gRPC and from device to device; each round measures all of them in turn. `ready` is what a sampler needs
+from the offer until it could commit: fetch, digests, its own copy. The plain copy is into fresh memory, as any push
+is. Prints one JSON object.
 """
 
 import argparse

@@ -289,6 +289,7 @@ class Joined:
         config = setup.config
         self.setup, self.issuer, self.log, self.progress = setup, issuer, log, progress
         self.engine, self._work, self.lead, self._outlets = setup.engine, work, lead, outlets
+        self._give_up = give_up
         drivers: list[Driver] = []
         if outlets.board is not None:
             scheduler = self._scheduler(work.policy(state.params), start)
@@ -346,7 +347,7 @@ class Joined:
         samplers in other processes where this one has none."""
         config, tasks, environment = self.setup.config, self.setup.heldout_tasks, self.setup.environment
         if self._outlets.board is None:
-            sample = self.worker.exchange.sample_pinned
+            sample = partial(self.worker.exchange.sample_pinned, give_up=self._give_up)
             groups = evaluate_with(sample, version, tasks, environment, samples=config.eval.samples)
         else:
             how = how_to_sample(config)

@@ -15,7 +15,7 @@ from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.sampler.serving.access import Access
 from jaxrl_llm.types import Params, RunFailedError
 from jaxrl_llm.weights.transfer import Borrower, Lender
-from jaxrl_llm.worlds.dialling import Credentials
+from jaxrl_llm.worlds.dialling import Credentials, own_address, own_host
 from jaxrl_llm.worlds.fetching import Fetcher
 from jaxrl_llm.worlds.sampler_server import SamplerServer
 from jaxrl_llm.worlds.sampler_world import SamplerWorld
@@ -50,7 +50,8 @@ def run_sampler(
 
     borrower = lender = None
     if how.remote.transfer:
-        borrower, lender = Borrower(access.host, list(engine.mesh.devices.flat)), Lender(access.host)
+        host = own_host(access.host, options.advertise)
+        borrower, lender = Borrower(host, list(engine.mesh.devices.flat)), Lender(host)
     fetch = Fetcher(credentials, wire.shapes, borrower)
 
     def make_scheduler(loaded: Params, version: int) -> Scheduler:
@@ -67,10 +68,10 @@ def run_sampler(
     world = SamplerWorld(engine, wire, common, fetch=fetch, make_scheduler=make_scheduler, shelf=shelf, say=say)
     server = SamplerServer(world, shelf, access, port=options.port, max_calls=4 * how.slots + 64, lender=lender)
     with stop_signals() as stop, server:
-        address = options.advertise or f"{access.host}:{server.port}"
-        for words in (f"sampler on {address} ({how.slots} slots)", *ablations(setup.config.model)):
+        for words in (f"sampler on {access.host}:{server.port} ({how.slots} slots)", *ablations(setup.config.model)):
             say(words)
         if options.trainer is not None:
+            address = own_address(access.host, server.port, options.advertise, "--advertise")
             server.register(options.trainer, address, common, credentials, patience_s=options.patience_s, say=say)
         while not stop.wait(_LOOK_S):
             if server.over.done():

@@ -71,7 +71,8 @@ def test_samplers_that_die_stop_or_do_not_belong_change_nothing_that_is_trained(
 
 def test_a_trainer_without_samplers_can_be_stopped(processes):
     trainer = processes.train(*FAST)
-    processes.until(lambda: "step 0: held-out" in trainer.said(), trainer)
+    state = processes.run / "state.json"
+    processes.until(lambda: state.exists() and json.loads(state.read_text())["state"] == "running", trainer)
     trainer.send_signal(signal.SIGTERM)
     assert processes.ended(trainer) == 130, trainer.said()
     assert json.loads((processes.run / "state.json").read_text())["state"] == "interrupted"
@@ -99,6 +100,7 @@ def test_a_sampler_that_cannot_start_is_one_clear_line(tiny, jaxrl, arguments, m
         ("sampler.workers=[there]", "sampler.workers = 'there' is not of the form host:port"),
         ("sampler.remote.listen=0.0.0.0:0", "refusing to listen on 0.0.0.0 without a token"),
         ("sampler.remote.listen=9000", "sampler.remote.listen = 9000 in"),
+        ("sampler.remote.transfer=1", "sampler.remote.transfer = 1 in"),
         ("sampler.remote.advertise=x", "sampler.remote.advertise = 'x' is not"),
     ],
 )
@@ -113,9 +115,10 @@ def test_a_trainer_that_nobody_could_reach_is_one_clear_line(tiny, jaxrl, overri
 def test_a_run_is_gone_on_with_by_the_samplers_that_wait_for_it(processes):
     far = ("train.steps=1000000", "eval.every=1000000", "checkpoint.every=1000000")
     second, third = processes.sampler(), processes.sampler()
-    for joined in (2, 4):
+    # At last with a sampler in the trainer's own process beside them.
+    for joined, also in ((2, ()), (5, ("sampler.remote.local=true", "sampler.remote.transfer=true"))):
         at = len(processes.metrics())
-        trainer = processes.train(*far, *FAST, *ALWAYS)
+        trainer = processes.train(*far, *FAST, *ALWAYS, *also)
         processes.until(lambda joined=joined: processes.kinds()["joined"] == joined, trainer, second, third)
         processes.until(lambda at=at: len(processes.metrics()) > at + 3, trainer, second, third)
         trainer.send_signal(signal.SIGTERM)
@@ -124,7 +127,7 @@ def test_a_run_is_gone_on_with_by_the_samplers_that_wait_for_it(processes):
     for sampler in (second, third):
         sampler.send_signal(signal.SIGTERM)
         assert processes.ended(sampler) == 0, sampler.said()
-    assert processes.kinds() == {"joined": 4}
+    assert processes.kinds() == {"joined": 5, "push_fallback": 2}  # these samplers have transfer off
 
 
 @pytest.mark.slow

@@ -162,3 +162,10 @@ def test_an_id_that_was_never_lent_is_given_up(cpu_devices):
         lender.failed()
     with pytest.raises(UserError, match=r"2 pulls from .* have failed"):
         lender.lend(leaves)
+
+
+def test_a_host_that_is_not_here_or_is_no_address_lends_nothing():
+    with pytest.raises(UserError, match=r"0\.0\.0\.0 names no one address of this machine"):
+        Lender("0.0.0.0")
+    with pytest.raises(UserError, match="no transfer server on no-such-host"):
+        Lender("no-such-host.invalid")
