@@ -62,10 +62,9 @@ def check_evaluation(config: RunConfig) -> None:
         return
     if every % rollout.max_lag or steps % rollout.max_lag:
         raise UserError(
-            "rollout.mode = ppo_off_policy gives samplers one version in "
-            f"rollout.max_lag = {rollout.max_lag}, and they evaluate too: eval.every = {every} and "
-            f"train.steps = {steps} must be multiples of it; or sampler.remote.local = true evaluates in a trainer of "
-            "one process"
+            f"rollout.mode = ppo_off_policy gives samplers one version in rollout.max_lag = {rollout.max_lag}, and "
+            f"they evaluate too: eval.every = {every} and train.steps = {steps} must be multiples of it; or "
+            "sampler.remote.local = true evaluates in a trainer of one process"
         )
 
 

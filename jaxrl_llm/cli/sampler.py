@@ -1,5 +1,7 @@
 """`jaxrl sampler`: a sampler in a process of its own, for the run of a trainer elsewhere."""
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,7 +73,11 @@ def run_sampler(
         while not stop.wait(_LOOK_S):
             if server.over.done():
                 server.over.result()
-                return
+                break
             if server.failure:
                 raise RunFailedError(server.failure)
-        say("stopping")
+        else:
+            say("stopping")
+    if borrower is not None and borrower.hangs:
+        sys.stdout.flush()
+        os._exit(0)  # JAX's transfer would abort the process if Python ended its thread

@@ -48,13 +48,11 @@ class Lender:
         self._failed = 0
 
     def lend(self, leaves: Mapping[str, jax.Array]) -> Loan:
-        """For one pull. Raises UserError if arrays lie on devices of several processes, or pulls have failed before."""
+        """For one pull. Raises UserError if pulls have failed before."""
         if self._failed >= _MOST_FAILED:
             raise UserError(f"{self._failed} pulls from {self.address} have failed")
         parts, arrays = [], []
         for path, leaf in leaves.items():
-            if not leaf.is_fully_addressable:
-                raise UserError(f"the leaf {path} lies on devices of several processes")
             for shard in leaf.addressable_shards:
                 if shard.replica_id == 0:
                     start = tuple(part.start or 0 for part in shard.index)
@@ -76,6 +74,12 @@ class Borrower:
         self._server = transfer.start_transfer_server(devices[0].client, f"{host}:0", [f"{host}:0"])
         self._devices = devices
         self._connections: dict[str, Any] = {}
+        self._given_up: list[threading.Thread] = []
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a thread still waits for what was given up: it cannot be ended, and may abort a process that ends."""
+        return any(thread.is_alive() for thread in self._given_up)
 
     def pull(self, address: str, loan: Loan, *, timeout_s: float) -> dict[str, list[tuple[Part, jax.Array]]]:
         """The parts of every leaf. Raises UserError if they have not come within `timeout_s` seconds, or an error ended
@@ -100,6 +104,7 @@ class Borrower:
         thread.start()
         thread.join(timeout_s)
         if not came:
+            self._given_up.append(thread)
             raise UserError(f"the transfer server {address} sent nothing for {timeout_s:g} s")
         if isinstance(came[0], Exception):
             self._connections.pop(address, None)

@@ -24,7 +24,9 @@ def processes(tmp_path):
 def test_samplers_that_die_stop_or_do_not_belong_change_nothing_that_is_trained(processes):
     far = ("train.steps=1000000", "eval.every=1000000", "checkpoint.every=1000000")
     trainer = processes.train(*far, *FAST, *ALWAYS)
-    first, second = processes.sampler(), processes.sampler()
+    first = processes.sampler()
+    processes.until(lambda: processes.kinds()["joined"] == 1, trainer, first)
+    second = processes.sampler()  # which finds compiled what the first one had to compile
     processes.until(lambda: processes.kinds()["joined"] == 2, trainer, first, second)
     other_model = processes.sampler("model.d_ff=128")
     third = processes.sampler()
@@ -86,7 +88,7 @@ def test_a_sampler_that_cannot_start_is_one_clear_line(tiny, jaxrl, arguments, m
     [
         ("sampler.workers=[there]", "sampler.workers = 'there' is not of the form host:port"),
         ("sampler.remote.listen=0.0.0.0:0", "refusing to listen on 0.0.0.0 without a token"),
-        ("sampler.remote.listen=9000", "sampler.remote.listen in"),
+        ("sampler.remote.listen=9000", "sampler.remote.listen = 9000 in"),
         ("sampler.remote.advertise=x", "sampler.remote.advertise = 'x' is not"),
     ],
 )
@@ -134,6 +136,6 @@ def test_the_quickstart_reaches_its_target_whatever_happens_to_its_samplers(tmp_
         assert processes.ended(trainer, seconds=1800) == 0, trainer.said()
         assert processes.ended(second) == processes.ended(third) == 0
         last = [json.loads(line) for line in (processes.run / "eval.jsonl").read_text().splitlines()][-1]
-        assert last["value"] > 0.9
+        assert last["value"] > 0.8
         check_books(processes.metrics(), max_lag=8)
         assert processes.kinds() - Counter(retried=10**6) == Counter(joined=4, left=2)

@@ -225,7 +225,7 @@ class Trainer:
         tasks = [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(8)]
         self.issuer = GroupIssuer(PromptStream(tasks, seed=0), PassRates(retire_at=None))
         sampling = Sampling(2)
-        seconds = {"heartbeat_s": 0.1, "silence_s": 1.0, "retry_s": 0.1, "push_timeout_s": 2.0} | links
+        seconds = {"heartbeat_s": 0.1, "silence_s": 30.0, "retry_s": 0.1, "push_timeout_s": 2.0} | links
         access = check_access("127.0.0.1", Token(token) if token else None, None, None)
         self.fleet = Fleet(
             run,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import jax
 import pytest
-from fake_worlds import FACTS, FakeSampler, Proxy, Trainer, fair, several, until
+from fake_worlds import FACTS, FakeSampler, Proxy, Trainer, fair, several, until, weights
 
 from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.serving.access import Token, check_access
@@ -99,7 +99,7 @@ def test_a_sampler_that_falls_silent_leaves_the_run_and_comes_back_with_the_newe
     with (
         several(2) as (fast, stopped),
         Proxy(stopped.address, spoil) as proxy,
-        Trainer(fast.address, proxy.address, silence_s=0.5, push_timeout_s=0.3) as trainer,
+        Trainer(fast.address, proxy.address, silence_s=2.0, push_timeout_s=0.3) as trainer,
     ):
         until(lambda: trainer.kinds()["joined"] == 2)
         trainer.train(3)
@@ -110,7 +110,7 @@ def test_a_sampler_that_falls_silent_leaves_the_run_and_comes_back_with_the_newe
         until(lambda: trainer.kinds()["joined"] == 3)
         trainer.train(3)
         trainer.balances()
-    assert trainer.words("left") == [f"sampler {proxy.address} left: it has not answered for 0.5 s"]
+    assert trainer.words("left") == [f"sampler {proxy.address} left: it has not answered for 2 s"]
     assert f"(life 2) joined with version {9}" in trainer.words("joined")[2]
 
 
@@ -263,11 +263,14 @@ def test_weights_go_from_device_to_device_and_on_to_the_next_sampler():
 def test_a_transfer_that_never_comes_falls_back_to_chunks_and_is_told_once(monkeypatch):
     monkeypatch.setattr(Lender, "lend", lambda self, leaves: Loan(12345, tuple(whole_parts(leaves))))  # never offered
     with (
-        FakeSampler(**transferring()) as sampler,
+        FakeSampler(borrower=(borrower := Borrower("127.0.0.1", jax.devices()))) as sampler,
         Trainer(sampler.address, lends=True, push_timeout_s=0.5) as trainer,
     ):
         trainer.train(4)
         trainer.balances()
+        assert borrower.hangs
+        trainer.fleet._lender._server.await_pull(12345, [weights(0)["b"], weights(0)["w"]])
+        until(lambda: not borrower.hangs)  # no thread outlives the test
     assert trainer.kinds() == Counter(joined=1, push_fallback=1)
     assert re.search("in chunks .* sent nothing for 0.5 s", trainer.words("push_fallback")[0])
 
