@@ -720,6 +720,17 @@ class RewardWorkersConfig(Section):
     groups_at_once: Int = Field(4, gt=0, description="groups of completions scored at the same time")
 
 
+class SandboxConfig(Section):
+    """The jails in which the reward `code` runs programs (docs/sandbox.md); limits are each program's."""
+
+    count: Int = Field(2, gt=0, description="programs that run at once")
+    wall_s: Float = Field(10.0, gt=0, description="seconds, compiling included")
+    memory_mb: Int = Field(512, ge=64, description="memory of all its processes together, in MiB")
+    processes: Int = Field(32, gt=0, description="processes and threads")
+    output_kb: Int = Field(1024, gt=0, description="KiB that it may print, and write to standard error")
+    disk_mb: Int = Field(64, gt=0, description="MiB of files")
+
+
 class RolloutConfig(Section):
     """How prompts become groups of completions, and how far samplers may run ahead."""
 
@@ -772,6 +783,7 @@ class RolloutConfig(Section):
         description="script that the reward `language` asks for in a completion's prose; prompt: the one that most letters of the prompt have",
     )
     reward_workers: RewardWorkersConfig = RewardWorkersConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     interruption: InterruptionConfig = InterruptionConfig()
     repetition_limit: Int = Field(
         0, ge=0, description="end a completion after so many consecutive tokens of probability above .99; 0 is never"
@@ -1185,6 +1197,10 @@ def _read_tree(
         return tree
     if not isinstance(parent, str):
         raise UserError(f"config file {path}: extends is {parent!r}; it wants the path of one other YAML file")
+    if parent.endswith(".py") and path.suffix != ".py":
+        raise UserError(
+            f"config file {path} is YAML and cannot extend {parent}, which is code; name that on the command line"
+        )
     return _merge(_read_tree(path.parent / parent, (*seen, path.resolve())), tree)
 
 

@@ -60,7 +60,7 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     with world.together("checking the configuration"):
         setup = assemble(config, world=world, samples=samples_here(deployment))
     check_setups(world, setup)
-    with closing(setup.reward_workers):
+    with closing(setup.reward_processes):
         rewards = None
         with world.together("opening the rewards"):
             if reinforce and world.first:

@@ -35,7 +35,8 @@ class Costs:
     their prompts (`prompt_tokens` each); `host_s` is what the trainer does between two steps. A decode step of n
     sequences on `sampler_chips` chips takes `decode_step_s` + `decode_sequence_s` x n, a prompt `prefill_s`; the
     rewards of a group take `score_s`, and a version is with a sampler `push_s` after it was made. `overlap` is how
-    much slower trainer and sampler are while both work, because they share a processor (1: they do not).
+    much slower trainer and sampler are while both work, because they share a processor (1: they do not). The share
+    `trained_share` of groups is trained (the others' rewards are equal).
     """
 
     train_token_chip_s: float
@@ -50,6 +51,7 @@ class Costs:
     overlap: float = 1.0
     sampler_chips: int = 1
     prompt_tokens: float = 0.0
+    trained_share: float = 1.0
 
 
 def read_costs(path: Path) -> Costs:
@@ -121,9 +123,9 @@ def predict(
         each = costs.decode_step_s + costs.decode_sequence_s * running
         return block * each * together(simulation is not None and simulation.trainer.busy)
 
-    def train_s(units: int) -> float:
+    def train_s(units: int, documents: int) -> float:
         assert simulation is not None
-        positions = units * block + costs.prompt_tokens * plan.prompts_per_step * plan.group_size
+        positions = units * block + costs.prompt_tokens * documents
         device_s = costs.train_step_s + costs.train_token_chip_s * positions / trainer_chips
         return costs.host_s + device_s * together(any(host.busy for host in simulation.hosts))
 
@@ -151,7 +153,7 @@ def predict(
         coordinator=coordinator,
         samplers=[sampler] * samplers,
         length=lambda stream, sibling: max(1, math.ceil(tokens(stream, sibling) / block)),
-        reward=lambda group_id, sibling: float(sibling % 2),
+        reward=lambda group_id, sibling: float(sibling % 2 and group_id % 100 < 100 * costs.trained_share),
         train_s=train_s,
         selection=selection(plan.group_size),
         score_s=costs.score_s,

@@ -107,7 +107,7 @@ def random_simulation(seed: int) -> tuple[Simulation, "Disturber"]:
         samplers=samplers,
         length=lambda stream, sibling: 1 + (7919 * (stream + 3 * sibling) + seed) % spread,
         reward=lambda group_id, sibling: float((group_id + sibling * (group_id % 3)) % 2),
-        train_s=lambda tokens: rng.uniform(0.5, 1.5) * train_s,
+        train_s=lambda tokens, documents: rng.uniform(0.5, 1.5) * train_s,
         selection=selection(group_size),
         shape=RowShape(per_step * group_size, 1, _LONGEST + 1),
         score_s=rng.choice((0.0, 0.1, 1.0)),

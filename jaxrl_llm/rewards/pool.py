@@ -41,10 +41,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The finite number that the function returned, or why there is none."""
+    """The finite number that the function returned, or why there is none; how long the last try had a worker."""
 
     value: float
     failed: str | None = None
+    seconds: float = 0.0
 
 
 @dataclass
@@ -118,7 +119,7 @@ class WorkerPool:
                     worker = self._fork(instead_of=worker)
                 outcome = worker.call(queued.job, self._timeout_s)
             except _WorkerLostError as error:
-                self._again(queued, str(error))
+                self._again(queued, Outcome(math.nan, str(error), error.seconds))
             except BaseException as error:
                 queued.result.set_exception(error)
             else:
@@ -126,12 +127,12 @@ class WorkerPool:
         if worker is not None and self._forker is not None:
             self._forker.end(worker)
 
-    def _again(self, queued: _Queued, reason: str) -> None:
+    def _again(self, queued: _Queued, outcome: Outcome) -> None:
         queued.tries += 1
         if queued.tries <= self._retries:
             self._jobs.put(queued)
         else:
-            queued.result.set_result(Outcome(math.nan, reason))
+            queued.result.set_result(outcome)
 
     def _fork(self, *, instead_of: "_Worker | None") -> "_Worker":
         assert self._forker is not None
@@ -140,6 +141,10 @@ class WorkerPool:
 
 class _WorkerLostError(Exception):
     """A worker took too long or died; the message says which."""
+
+    def __init__(self, message: str, seconds: float):
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class _Worker:
@@ -153,7 +158,8 @@ class _Worker:
     def call(self, job: Job, timeout_s: float) -> Outcome:
         self._jobs += 1
         self.spent = True  # unless it answers
-        until = time.monotonic() + timeout_s
+        started = time.monotonic()
+        until = started + timeout_s
 
         def receive(most: int) -> bytes:
             self.connection.settimeout(max(1e-3, until - time.monotonic()))
@@ -164,13 +170,13 @@ class _Worker:
             send_frame(self.connection, {"function": job.function, "arguments": dict(job.arguments)})
             reply = receive_frame(receive, _LONGEST_REPLY)
         except TimeoutError:
-            raise _WorkerLostError(f"it took more than {timeout_s:g} s") from None
+            raise _WorkerLostError(f"it took more than {timeout_s:g} s", time.monotonic() - started) from None
         except (OSError, EOFError, ValueError):  # the last is what a dying process left of a reply
-            raise _WorkerLostError("its process died") from None
+            raise _WorkerLostError("its process died", time.monotonic() - started) from None
         self.spent = "memory" in reply or self._jobs == _JOBS_PER_WORKER
         if (failed := reply.get("failed")) is not None:
-            return Outcome(math.nan, failed)
-        return Outcome(float(reply["value"]))
+            return Outcome(math.nan, failed, time.monotonic() - started)
+        return Outcome(float(reply["value"]), seconds=time.monotonic() - started)
 
 
 class _Forker:

@@ -198,8 +198,9 @@ def test_a_mixture_with_hangs_and_deaths_is_accounted_for():
 
 @pytest.mark.slow
 def test_ten_thousand_rewards_of_which_five_percent_hang_or_die_take_their_time_outs_and_little_more():
+    """A hang ends within its time-out + 10 %, and killing, replacing and queueing add at most 10 % to all calls."""
     jobs, reasons = mixture(10_000, seed=1)
-    count, timeout_s = 8, 4.0
+    count, timeout_s = 4, 2.0
     with pool(workers=count, timeout_s=timeout_s) as workers:
         workers.start()
         started = time.monotonic()
@@ -207,6 +208,10 @@ def test_ten_thousand_rewards_of_which_five_percent_hang_or_die_take_their_time_
         took = time.monotonic() - started
     counts = account(outcomes, reasons)
     assert counts == {None: 9500, "it took": 250, "its process": 250}
-    waited = counts["it took"] * timeout_s / count  # what the hangs alone take
-    print(f"\n{took:.1f} s, of which the time-outs {waited:.1f} s")
-    assert took < 1.1 * waited
+    hung = [o.seconds for o, reason in zip(outcomes, reasons, strict=True) if reason == "it took"]
+    calls = sum(outcome.seconds for outcome in outcomes) / count
+    print(
+        f"\n{took:.1f} s for calls of {calls:.1f} s, time-outs {sum(hung) / count:.1f}; longest hang {max(hung):.3f} s"
+    )
+    assert timeout_s <= min(hung) <= max(hung) < 1.1 * timeout_s
+    assert took < 1.1 * calls
