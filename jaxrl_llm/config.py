@@ -191,7 +191,11 @@ class ModelConfig(Section):
     max_context: Int = Field(64, gt=1, description="longest prompt plus completion, in tokens")
     param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the trainer's parameters")
     compute_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of activations; the head is float32 always"
+        "float32", description="dtype of activations; the head has head_dtype"
+    )
+    head_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="dtype of the output head's products and logits, in trainer and sampler: float32 at the highest precision; bfloat16 is the ablation of ScaleRL, refused with a `recipe`",
     )
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
         "auto",
@@ -283,18 +287,198 @@ class TokenizerConfig(Section):
     )
 
 
-class DataConfig(Section):
-    """Where prompts come from."""
+class FieldsConfig(Section):
+    """Which fields of a row are what. Texts must be strings; an answer or an id may also be a whole number."""
 
-    task: Literal["addition", "echo_addition"] = Field(
-        "addition", description="addition: '37+25=' answered '62'; echo_addition: '37 + 25 =' answered '37 + 25 = 62'"
+    prompt: str = Field("prompt", min_length=1, description="field with the prompt")
+    answer: str = Field("answer", min_length=1, description="field with the answer that the reward compares with")
+    id: str | None = Field(None, min_length=1, description="field with an id, unique in the source; null numbers rows")
+
+
+# What each kind of source takes besides name, kind, weight, reward, system_prompt and template, with its defaults.
+_SOURCE_KEYS: dict[str, dict[str, Any]] = {
+    "arithmetic": {"task": "addition", "low": 10, "high": 99, "heldout": 1000, "train": None},
+    "sorting": {"low": 0, "high": 9, "shortest": 2, "longest": 6, "heldout": 1000, "train": 10000},
+    "copying": {"alphabet": "abcdefghij", "shortest": 1, "longest": 8, "heldout": 1000, "train": 10000},
+    "counting": {"alphabet": "abc", "shortest": 1, "longest": 8, "heldout": 1000, "train": 10000},
+    "reasoning_gym": {"task": None, "options": {}, "heldout": 1000, "train": 10000},
+    "jsonl": {"path": None, "heldout_path": None, "heldout": 0, "fields": {}, "answer_after": None},
+    "parquet": {"path": None, "heldout_path": None, "heldout": 0, "fields": {}, "answer_after": None},
+    "arrayrecord": {"path": None, "heldout_path": None, "heldout": 0, "fields": {}, "answer_after": None},
+    "hf": {
+        "path": None,
+        "split": "train",
+        "heldout_split": None,
+        "revision": None,
+        "heldout": 0,
+        "fields": {},
+        "answer_after": None,
+    },
+}
+_OWN_KEYS = tuple(dict.fromkeys(key for keys in _SOURCE_KEYS.values() for key in keys))
+
+
+class SourceConfig(Section):
+    """One source of prompts. A key that its kind does not take must be left out; docs/data.md has the kinds."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] = Field(
+        description="names the source in task ids, records and overrides (data.sources.NAME.key=value)"
     )
-    low: Int = Field(10, ge=0, description="smallest operand")
-    high: Int = Field(99, description="largest operand")
-    heldout_prompts: Int = Field(
-        1000, gt=0, description="prompts kept for evaluation, disjoint from the training prompts"
+    kind: Literal[
+        "arithmetic", "sorting", "copying", "counting", "reasoning_gym", "jsonl", "parquet", "arrayrecord", "hf"
+    ] = Field(
+        description="procedural tasks (arithmetic, sorting, copying, counting, reasoning_gym), or rows of a file (jsonl, parquet, arrayrecord) or of a Hugging Face data set (hf)"
     )
-    seed: Int = Field(0, ge=0, description="draws the held-out split and the order of every epoch")
+    weight: Float = Field(1.0, gt=0, description="share of the mixture, relative to the other sources' weights")
+    reward: str = Field("exact", min_length=1, description="the reward that scores it, see docs/data.md")
+    system_prompt: str | None = Field(
+        None, min_length=1, description="a system message before the prompt; needs tokenizer.chat_template"
+    )
+    template: str = Field(
+        "{prompt}", description="what the user says; {prompt} stands for the prompt, every other brace for itself"
+    )
+    task: str | None = Field(
+        None,
+        description="arithmetic: addition '37+25=', echo_addition '37 + 25 =' answered '37 + 25 = 62', subtraction, multiplication, division, remainder, three_terms; reasoning_gym: one of the allow-list",
+    )
+    options: dict[str, Any] | None = Field(None, description="reasoning_gym: parameters of its generator")
+    low: Int | None = Field(None, ge=0, description="arithmetic: smallest operand; sorting: smallest number")
+    high: Int | None = Field(None, ge=0, description="arithmetic: largest operand; sorting: largest number")
+    alphabet: str | None = Field(
+        None, min_length=1, description="copying, counting: the letters that texts are made of"
+    )
+    shortest: Int | None = Field(None, gt=0, description="sorting, copying, counting: fewest numbers or letters")
+    longest: Int | None = Field(None, gt=0, description="sorting, copying, counting: most numbers or letters")
+    path: str | None = Field(
+        None, description="the file with the training rows; hf: a saved data set's folder or OWNER/NAME on the Hub"
+    )
+    heldout_path: str | None = Field(
+        None, description="jsonl, parquet, arrayrecord: a file of its own with the held-out rows"
+    )
+    split: str | None = Field(None, description="hf: the split with the training rows")
+    heldout_split: str | None = Field(None, description="hf: a split of its own with the held-out rows")
+    revision: str | None = Field(None, description="hf: branch, tag or commit on the Hub")
+    fields: FieldsConfig | None = Field(None, description="which fields of a row are what")
+    answer_after: str | None = Field(
+        None,
+        min_length=1,
+        description="the answer is what follows the last of these marks in its field ('####' in GSM8K)",
+    )
+    heldout: Int | None = Field(
+        None,
+        ge=0,
+        description="prompts kept for evaluation: never among the training prompts; rows are drawn from path where there is no other file or split",
+    )
+    train: Int | None = Field(
+        None, gt=0, description="procedural: training prompts, all different; null is all there are"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_defaults(cls, tree: Any) -> Any:
+        """Fill in the defaults of the kind; keys of other kinds stay null."""
+        if not isinstance(tree, Mapping) or tree.get("kind") not in _SOURCE_KEYS:
+            return tree
+        given = {key: value for key, value in tree.items() if key not in _OWN_KEYS or value is not None}
+        return _SOURCE_KEYS[tree["kind"]] | given
+
+    @model_validator(mode="after")
+    def _only_own_keys(self):
+        own = _SOURCE_KEYS[self.kind]
+        for key in _OWN_KEYS:
+            if getattr(self, key) is not None and key not in own:
+                raise ValueError(
+                    f"{key} {getattr(self, key)!r} is not a key of kind {self.kind}, which takes {', '.join(own)}"
+                )
+        for key in ("path", "task"):
+            if key in own and getattr(self, key) is None:
+                raise ValueError(f"{key} is missing, which a source of kind {self.kind} needs")
+        for low, high in (("low", "high"), ("shortest", "longest")):
+            if getattr(self, low) is not None and getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} = {getattr(self, low)} is above {high} = {getattr(self, high)}")
+        if self.alphabet is not None and len(set(self.alphabet)) < len(self.alphabet):
+            raise ValueError(f"alphabet {self.alphabet!r} names a letter twice")
+        if self.template.count("{prompt}") != 1:
+            raise ValueError(f"template {self.template!r} must hold {{prompt}} once")
+        if self.heldout and (self.heldout_path or self.heldout_split):
+            raise ValueError(
+                "heldout draws from the training rows, but the held-out rows have a place of their own; set one of the two"
+            )
+        return self
+
+
+class CurriculumConfig(Section):
+    """Which training prompts are used, in which order and how often; see docs/data.md."""
+
+    order: Literal["uniform", "easy_to_hard"] = Field(
+        "uniform",
+        description="uniform: shuffled anew in every epoch; easy_to_hard: by falling pass rate, in every epoch (Tan et al.)",
+    )
+    pass_rates: str | None = Field(
+        None, description="a file that `jaxrl passrate` wrote; easy_to_hard, band and unique_prompts need it"
+    )
+    band: Literal["easy", "hard"] | tuple[Float, Float] | None = Field(
+        None,
+        description="only prompts whose pass rate is in this closed interval; easy is [.3, .6] and hard [0, .0625] (IsoCompute)",
+    )
+    unique_prompts: Int | None = Field(
+        None,
+        gt=0,
+        description="train on so many prompts of each source, drawn from every stratum of pass rates alike; null is all",
+    )
+    strata: Int = Field(10, gt=0, description="unique_prompts: equal intervals of the pass rate between 0 and 1")
+    epochs: Int | None = Field(
+        None,
+        gt=0,
+        description="how often each prompt is used (the tau of data reuse), then the run ends; null is without end",
+    )
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The band in numbers."""
+        if isinstance(self.band, str):
+            return {"easy": (0.3, 0.6), "hard": (0.0, 0.0625)}[self.band]
+        return self.band
+
+    @model_validator(mode="after")
+    def _has_pass_rates(self):
+        if self.interval is not None and not 0 <= self.interval[0] <= self.interval[1] <= 1:
+            raise ValueError(f"band {list(self.interval)} is not an interval within [0, 1]")
+        wanting = {"order": self.order == "easy_to_hard", "band": self.band is not None}
+        wanting["unique_prompts"] = self.unique_prompts is not None and self.strata > 1
+        if self.pass_rates is None and (needs := [key for key, needed in wanting.items() if needed]):
+            raise ValueError(f"{needs[0]} needs pass_rates; make them with `jaxrl passrate`")
+        if self.pass_rates is not None and not any(wanting.values()):
+            raise ValueError("pass_rates are given, but order, band and unique_prompts do not use them")
+        return self
+
+
+class DataConfig(Section):
+    """Where prompts come from, and in which order."""
+
+    sources: tuple[SourceConfig, ...] = Field(
+        (SourceConfig(name="addition", kind="arithmetic"),),
+        description="the sources, mixed by their weights; each is a section of its own",
+    )
+    seed: Int = Field(0, ge=0, description="draws problems, held-out splits and the order of every epoch")
+    too_long: Literal["refuse", "drop"] = Field(
+        "refuse",
+        description="a prompt of more than rollout.max_prompt_tokens: ends the run before it begins, or is left out",
+    )
+    overlap: Literal["refuse", "drop"] = Field(
+        "refuse",
+        description="a training prompt that is held out too, in whichever source: ends the run before it begins, or is left out",
+    )
+    curriculum: CurriculumConfig = CurriculumConfig()
+
+    @model_validator(mode="after")
+    def _names_sources_once(self):
+        names = [source.name for source in self.sources]
+        if not names:
+            raise ValueError("sources is empty; name at least one")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two sources are named {twice[0]!r}; give each a name of its own")
+        return self
 
 
 class KlConfig(Section):
@@ -536,6 +720,17 @@ class RewardWorkersConfig(Section):
     groups_at_once: Int = Field(4, gt=0, description="groups of completions scored at the same time")
 
 
+class SandboxConfig(Section):
+    """The jails in which the reward `code` runs programs (docs/sandbox.md); limits are each program's."""
+
+    count: Int = Field(2, gt=0, description="programs that run at once")
+    wall_s: Float = Field(10.0, gt=0, description="seconds, compiling included")
+    memory_mb: Int = Field(512, ge=64, description="memory of all its processes together, in MiB")
+    processes: Int = Field(32, gt=0, description="processes and threads")
+    output_kb: Int = Field(1024, gt=0, description="KiB that it may print, and write to standard error")
+    disk_mb: Int = Field(64, gt=0, description="MiB of files")
+
+
 class RolloutConfig(Section):
     """How prompts become groups of completions, and how far samplers may run ahead."""
 
@@ -588,6 +783,7 @@ class RolloutConfig(Section):
         description="script that the reward `language` asks for in a completion's prose; prompt: the one that most letters of the prompt have",
     )
     reward_workers: RewardWorkersConfig = RewardWorkersConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     interruption: InterruptionConfig = InterruptionConfig()
     repetition_limit: Int = Field(
         0, ge=0, description="end a completion after so many consecutive tokens of probability above .99; 0 is never"
@@ -611,8 +807,69 @@ class RolloutConfig(Section):
         return self
 
 
+class RemoteConfig(Section):
+    """How the trainer and samplers in other processes (`jaxrl sampler`) reach each other; see docs/distributed.md."""
+
+    listen: str | None = Field(
+        None,
+        description="host:port where samplers register and fetch weights; null: only if sampler.workers are named, on a free port of this machine's own address",
+    )
+    advertise: str | None = Field(
+        None, description="host:port under which samplers reach the trainer; null: where it listens"
+    )
+    announce: str | None = Field(
+        None, description="file into which the trainer writes its address, for `jaxrl sampler --trainer file:PATH`"
+    )
+    local: Bool | None = Field(
+        None, description="whether the trainer's process samples too; null: only if no other process may"
+    )
+    token_file: str | None = Field(
+        None, description="file of the token that both sides show; null: the environment's JAXRL_SERVE_TOKEN, if set"
+    )
+    tls_cert: str | None = Field(None, description="PEM certificate chain of the trainer's server")
+    tls_key: str | None = Field(None, description="PEM private key of that certificate")
+    tls_authority: str | None = Field(
+        None, description="PEM file of who signed the samplers' certificates; null: connections to them are plain"
+    )
+    heartbeat_s: Float = Field(2.0, gt=0, description="seconds between two looks at a sampler")
+    silence_s: Float = Field(30.0, gt=0, description="seconds without an answer after which a sampler has left the run")
+    retry_s: Float = Field(
+        2.0, gt=0, description="pause before a lost sampler is tried again; it doubles up to 30 s as long as it is away"
+    )
+    patience_s: Float = Field(
+        1800.0,
+        gt=0,
+        description="seconds without any sampler after which the run fails, if the trainer does not sample",
+    )
+    push_timeout_s: Float = Field(
+        30.0, gt=0, description="seconds without a byte after which a push of weights is broken off and begun anew"
+    )
+    push_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None,
+        description="dtype of weights on their way; null is sampler.dtype. With sampler.int8_weights layers' matrices travel as int8",
+    )
+    transfer: Bool = Field(
+        False,
+        description="weights go from device to device by jax.experimental.transfer, which neither authenticates nor encrypts, and in chunks over gRPC only where that fails; on both sides",
+    )
+    fan_out: Int = Field(
+        2, gt=0, description="samplers that fetch a version from one place at a time; those that have it serve others"
+    )
+    verify_every: Int = Field(
+        50,
+        gt=0,
+        description="pushes between two in which a sampler reads its weights back from its devices and digests them",
+    )
+
+
 class SamplerConfig(Section):
     """The engine that decodes."""
+
+    workers: tuple[str, ...] = Field(
+        (),
+        description="samplers in other processes that the trainer dials: host:port, file:PATH (one host:port a line, read again and again) or dns:NAME:PORT (every address of the name)",
+    )
+    remote: RemoteConfig = RemoteConfig()
 
     slots: Int = Field(256, gt=0, description="sequences decoded at once")
     decode_steps: Int = Field(4, gt=0, description="decode steps per dispatch; weights are swapped between dispatches")
@@ -730,9 +987,15 @@ class EvalConfig(Section):
     every: Int = Field(
         25, gt=0, description="optimizer steps between evaluations (step 0 and the last are always evaluated)"
     )
-    prompts: Int = Field(1000, gt=0, description="held-out prompts used")
+    prompts: Int = Field(
+        1000, gt=0, description="held-out prompts used of each source; all of one that holds out fewer beside others"
+    )
     samples: Int = Field(4, gt=0, description="completions per prompt: the n of mean@n")
     temperature: Float = Field(1.0, ge=0, description="sampling temperature of evaluation")
+    priority: Literal["evaluation", "training"] = Field(
+        "evaluation",
+        description="whose prompts get free slots first where samplers in other processes evaluate beside their sampling for training",
+    )
 
 
 class CheckpointConfig(Section):
@@ -768,6 +1031,9 @@ class DeviceConfig(Section):
 class RunConfig(Section):
     """Everything a run depends on."""
 
+    recipe: str | None = Field(
+        None, description="the published recipe that this is; null where it is none, or one with a part taken out"
+    )
     seed: Int = Field(0, ge=0, lt=2**31, description="seed of initialisation and sampling")
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
@@ -847,8 +1113,12 @@ def differences(one: RunConfig, other: RunConfig) -> list[str]:
 
     def walk(a, b, prefix):
         for key in a:
-            if isinstance(a[key], dict) and key not in ("mesh", "importance", "rewards"):
+            compared_whole = ("mesh", "importance", "options", "rewards")
+            if isinstance(a[key], dict) and isinstance(b[key], dict) and key not in compared_whole:
                 yield from walk(a[key], b[key], f"{prefix}{key}.")
+            elif key == "sources" and [s["name"] for s in a[key]] == [s["name"] for s in b[key]]:
+                for one, other in zip(a[key], b[key], strict=True):
+                    yield from walk(one, other, f"{prefix}{key}.{one['name']}.")
             elif a[key] != b[key]:
                 yield f"{prefix}{key}: {a[key]} -> {b[key]}"
 
@@ -857,10 +1127,22 @@ def differences(one: RunConfig, other: RunConfig) -> list[str]:
 
 def _describe(section: type[Section], prefix: str):
     for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _describe(field.annotation, f"{prefix}{name}.")
+        if (own := _section(field.annotation)) is not None:
+            yield from _describe(own, f"{prefix}{name}.")
+            continue
+        repeated = next((s for part in get_args(field.annotation) if (s := _section(part))), None)
+        if repeated is not None and get_origin(field.annotation) is tuple:
+            yield f"{prefix}{name}", "list", "see its keys", field.description or ""
+            yield from _describe(repeated, f"{prefix}{name}[].")
+        elif repeated is not None:
+            yield from _describe(repeated, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _kind(field.annotation), str(field.default), field.description or ""
+            default = "required" if field.is_required() else str(field.default)
+            yield f"{prefix}{name}", _kind(field.annotation), default, field.description or ""
+
+
+def _section(annotation: Any) -> type[Section] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def _kind(annotation: Any) -> str:
@@ -953,10 +1235,22 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _put(tree: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
     for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
+        tree = _member(tree, key, override) if isinstance(tree, list) else tree.setdefault(key, {})
+        if not isinstance(tree, dict | list):
             raise UserError(f"override {override!r}: {key!r} is a value, not a section")
+    if isinstance(tree, list):
+        raise UserError(f"override {override!r}: name a key of {keys[-1]!r} too, or give the whole list")
     tree[keys[-1]] = value
+
+
+def _member(sections: list[Any], key: str, override: str) -> Any:
+    """A section of a list, by its name or its number from 0."""
+    names = [str(section.get("name")) if isinstance(section, dict) else "" for section in sections]
+    if key in names:
+        return sections[names.index(key)]
+    if key.isdecimal() and int(key) < len(sections):
+        return sections[int(key)]
+    raise UserError(f"override {override!r}: the list has no {key!r}; it has {', '.join(names)}")
 
 
 def _explain(error: Any, where: str) -> str:
@@ -984,6 +1278,11 @@ def _check_together(config: RunConfig, where: str) -> None:
     def refuse(message: str) -> None:
         raise UserError(f"{message} (in {where})")
 
+    if config.recipe is not None and config.model.head_dtype != "float32":
+        refuse(
+            f"model.head_dtype = {config.model.head_dtype} is an ablation, and recipe {config.recipe} has a float32 "
+            "head; set recipe=null to run it all the same, or leave the key out"
+        )
     if rollout.group_size == 1 and algorithm.compares:
         refuse(
             f"rollout.group_size = 1: baseline {algorithm.baseline}, normalisation {algorithm.normalisation} and "
@@ -1015,16 +1314,12 @@ def _check_together(config: RunConfig, where: str) -> None:
             "optimizer.kind = muon orthogonalises the layers' matrices, and with lora.rank "
             f"{config.lora.rank} none is trained; use adamw or adafactor, or set lora.rank=0"
         )
-    if data.low > data.high:
-        refuse(f"data.low = {data.low} is above data.high = {data.high}")
-    pairs = (data.high - data.low + 1) ** 2
-    if data.heldout_prompts >= pairs:
-        refuse(
-            f"data.heldout_prompts = {data.heldout_prompts} leaves nothing to train on: operands "
-            f"{data.low}..{data.high} make {pairs} prompts"
-        )
-    if config.eval.prompts > data.heldout_prompts:
-        refuse(f"eval.prompts = {config.eval.prompts} exceeds data.heldout_prompts = {data.heldout_prompts}")
+    for source in data.sources:
+        if source.system_prompt is not None and config.tokenizer.chat_template == "none":
+            refuse(
+                f"data.sources.{source.name}.system_prompt is set, but tokenizer.chat_template = none knows no system "
+                "message; choose a template, or write it into data.sources template"
+            )
     if rollout.length_cache > rollout.length_limit:
         refuse(
             f"rollout.length_cache = {rollout.length_cache} exceeds rollout.length_limit = {rollout.length_limit}, so "

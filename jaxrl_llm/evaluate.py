@@ -26,9 +26,9 @@ def evaluate(
     The scheduler must be this function's alone. Random streams are numbered by (version, prompt), so two evaluations
     of one run never share them and each can be replayed.
     """
-    version = scheduler.version
+    first = first_stream(scheduler.version, len(tasks))
     requests = [
-        SampleRequest(task.tokens_T, sampling, seed, version * len(tasks) + index, sibling)
+        SampleRequest(task.tokens_T, sampling, seed, first + index, sibling)
         for index, task in enumerate(tasks)
         for sibling in range(samples)
     ]
@@ -36,18 +36,42 @@ def evaluate(
     completions: dict[int, Completion] = {}
     while not scheduler.idle:
         completions.update((order[request], completion) for request, completion in scheduler.step())
+    each = [[completions[index * samples + sibling] for sibling in range(samples)] for index in range(len(tasks))]
+    return _scored(tasks, each, environment)
+
+
+def evaluate_with(
+    sample_pinned: Callable[..., list[list[Completion]]],
+    version: int,
+    tasks: Sequence[PromptTask],
+    environment: Environment,
+    *,
+    samples: int,
+) -> list[EpisodeGroup]:
+    """`evaluate` by samplers that train beside it, through rollout.exchange.Exchange.sample_pinned: the same tokens.
+
+    How they sample, and with which seed, is their configuration's matter.
+    """
+    first = first_stream(version, len(tasks))
+    return _scored(tasks, sample_pinned(version, tasks, samples, first_stream=first), environment)
+
+
+def first_stream(version: int, prompts: int) -> int:
+    """The random stream of the first of `prompts` prompts in an evaluation of `version`; the others' follow."""
+    return version * prompts
+
+
+def _scored(
+    tasks: Sequence[PromptTask], completions: Sequence[Sequence[Completion]], environment: Environment
+) -> list[EpisodeGroup]:
     return [
-        EpisodeGroup(
-            index,
-            task,
-            tuple(environment.episodes(task, [completions[index * samples + sibling] for sibling in range(samples)])),
-        )
-        for index, task in enumerate(tasks)
+        EpisodeGroup(index, task, tuple(environment.episodes(task, each)))
+        for index, (task, each) in enumerate(zip(tasks, completions, strict=True))
     ]
 
 
 def mismatch(
-    groups: Sequence[EpisodeGroup], score: Callable[..., Array], params: Params, shape: RowShape
+    groups: Sequence[EpisodeGroup], score: Callable[..., Array | np.ndarray], params: Params, shape: RowShape
 ) -> tuple[float, float]:
     """(maximum, mean) of |trainer - sampler| log-probability over the sampled tokens of `groups`, in nats.
 

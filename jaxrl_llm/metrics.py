@@ -1,9 +1,12 @@
-"""The run directory's records: sft.jsonl, metrics.jsonl, eval.jsonl, samples.jsonl, TensorBoard events, state.json."""
+"""The run directory's records: sft.jsonl, metrics.jsonl, eval.jsonl, samples.jsonl, events.jsonl (of samplers),
+TensorBoard events, state.json."""
 
 import fcntl
 import json
 import math
 import os
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,9 @@ class RunLog:
             temporary.write_text("".join(kept))
             os.replace(temporary, path)
             self._files[name] = path.open("a")
+        # What happened to samplers stays, whatever steps are run again.
+        self._files["events"] = (run_dir / "events.jsonl").open("a")
+        self._lock = threading.Lock()
         self._events = SummaryWriter(str(run_dir / "events"), purge_step=resume_step + 1)
 
     def step(self, record: Mapping[str, Any]) -> None:
@@ -85,6 +91,12 @@ class RunLog:
     def samples(self, records: Iterable[Mapping[str, Any]]) -> None:
         for record in records:
             self._append("samples", record)
+
+    def event(self, kind: str, message: str, facts: Mapping[str, Any]) -> None:
+        """Something that happened to the run's samplers, in plain words; from any thread."""
+        told = {name: value for name, value in facts.items() if value is not None}
+        with self._lock:
+            self._append("events", {"time": round(time.time(), 3), "event": kind, **told, "message": message})
 
     def state(self, state: str, *, step: int, steps: int, message: str = "") -> None:
         write_json(self._dir / "state.json", {"state": state, "step": step, "steps": steps, "message": message})
@@ -120,6 +132,9 @@ class NoLog(RunLog):
         pass
 
     def samples(self, records: Iterable[Mapping[str, Any]]) -> None:
+        pass
+
+    def event(self, kind: str, message: str, facts: Mapping[str, Any]) -> None:
         pass
 
     def state(self, state: str, *, step: int, steps: int, message: str = "") -> None:

@@ -34,6 +34,10 @@ RULES: Rules = {
 }
 
 
+_CONFIG_WORDS = {"embed": "d_model", "mlp": "d_ff", "vocab": "vocab_size"}
+"""What users call the logical axes that have another name in the configuration."""
+
+
 def _mesh_axes(placed: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if placed is None else (placed,) if isinstance(placed, str) else placed
 
@@ -176,16 +180,16 @@ def split_devices(
     return list(devices[:trainer_count]), list(devices[trainer_count : trainer_count + sampler_count])
 
 
-def sampler_devices(devices: Sequence[jax.Device], sampler_mesh: Mapping[str, int]) -> list[jax.Device]:
-    """The devices of a sampler without a trainer: the first ones, as many as its mesh asks for.
+def own_devices(devices: Sequence[jax.Device], mesh: Mapping[str, int], whose: str) -> list[jax.Device]:
+    """The devices of a sampler without a trainer, or the other way round: the first ones, as many as its mesh asks for.
 
-    Raises UserError if they are too few.
+    Raises UserError, naming `whose` mesh it is, if they are too few.
     """
-    axes = _checked_axes(sampler_mesh, "sampler.mesh")
+    axes = _checked_axes(mesh, whose)
     needed, count = _fixed_devices(axes), len(devices)
     if needed > count:
         raise UserError(
-            f"sampler.mesh ({_product(sampler_mesh)}) needs {needed} devices, but there are {count}; make it smaller, "
+            f"{whose} ({_product(mesh)}) needs {needed} devices, but there are {count}; make it smaller, "
             f"or on the CPU backend raise device.cpu_devices"
         )
     return list(devices[: _largest_multiple(count, needed) if -1 in axes.values() else needed])
@@ -204,7 +208,7 @@ def check_divides(
         parts = {name: count for name, count in parts.items() if count > 1}
         if size % math.prod(parts.values()):
             raise UserError(
-                f"{what}: {axis} {size} does not divide over {_product(parts)}; "
+                f"{what}: {_CONFIG_WORDS.get(str(axis), axis)} {size} does not divide over {_product(parts)}; "
                 f"use a multiple of {math.prod(parts.values())}, or a smaller mesh axis"
             )
 

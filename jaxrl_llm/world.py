@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from jaxrl_llm.types import RunFailedError, UserError
 
 # For as long as loading large weights may take; a process that has died is noticed by JAX's heartbeats long before.
 _PATIENCE_S = 3600
+# How often one that waits for the first process looks for a signal of its own.
+_POLL_MS = 500
 
 
 class World:
@@ -25,7 +27,7 @@ class World:
 
     def __init__(self, index: int = 0, count: int = 1, store: Any = None):
         self.index, self.count, self._store = index, count, store
-        self._exchanges = itertools.count(1)
+        self._exchanges, self._announced = itertools.count(1), 0
 
     @property
     def first(self) -> bool:
@@ -78,4 +80,39 @@ class World:
         """Whether `flag` is true in any process: the same answer in all of them, through their devices."""
         if self.count == 1:
             return flag
-        return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+        found = bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+        if self.first and self._announced:  # everybody has answered, so everybody has heard what was said before
+            self._store.key_value_delete("jaxrl/said/")
+        return found
+
+    def announce(self, text: str) -> None:
+        """The first process says something to all others, which take it from `hear`; it does not wait for them."""
+        if self.count > 1:
+            self._announced += 1
+            self._store.key_value_set(f"jaxrl/said/{self._announced}", text)
+
+    def hear(self) -> str:
+        """What the first process says next, for as long as that may take.
+
+        Raises RunFailedError if it cannot be asked any more.
+        """
+        self._announced += 1
+        while True:
+            try:
+                return self._store.blocking_key_value_get(f"jaxrl/said/{self._announced}", _POLL_MS)
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise RunFailedError(f"process 0 does not answer ({str(error).splitlines()[0]})") from None
+
+    def from_first(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The first process's arrays, bit for bit, in all processes, through their devices.
+
+        The others give arrays of the same shapes and types (int32 or float32), whatever they hold.
+        """
+        if self.count == 1:
+            return list(arrays)
+        # One program and one exchange for all of them, whatever the numbers mean.
+        flat = np.concatenate([np.ascontiguousarray(array).view(np.uint32).ravel() for array in arrays])
+        told = np.asarray(multihost_utils.broadcast_one_to_all(flat, is_source=self.first))
+        parts = np.split(told, np.cumsum([array.size for array in arrays])[:-1])
+        return [part.view(array.dtype).reshape(np.shape(array)) for part, array in zip(parts, arrays, strict=True)]

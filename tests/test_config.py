@@ -45,8 +45,35 @@ def test_override_numbers(tmp_path, text, value):
         ("rollout: {group_size: 1}", None, r"group_size = 1: .*use at least 2"),
         ("train: {row_length: 8}", None, r"row_length = 8 cannot hold .*23 tokens"),
         ("rollout: {max_new_tokens: 60}", None, r"16 \+ .*60 = 76 exceeds model.max_context 64"),
-        ("data: {high: 12}", None, r"heldout_prompts = 1000 leaves nothing .*9 prompts"),
-        ("eval: {prompts: 2000}", None, r"eval.prompts = 2000 exceeds data.heldout_prompts = 1000"),
+        ("data: {sources: []}", None, r"data in .*: sources is empty"),
+        ("data: {sources: [{name: a, kind: sorting, path: x}]}", None, r"path 'x' is not a key of kind sorting, which"),
+        ("data: {sources: [{name: a, kind: jsonl}]}", None, r"path is missing, which a source of kind jsonl needs"),
+        ("data: {sources: [{name: a, kind: csv}]}", None, r"data.sources.0.kind = 'csv' in "),
+        ("data: {sources: [{name: a/b, kind: sorting}]}", None, r"data.sources.0.name = 'a/b' in .*pattern"),
+        (
+            "data: {sources: [{name: a, kind: sorting, lo: 3}]}",
+            None,
+            r"'data.sources.0.lo' .*mean data.sources\[\].low",
+        ),
+        ("data: {sources: [{name: a, kind: sorting, low: 3, high: 2}]}", None, r"low = 3 is above high = 2"),
+        ("data: {sources: [{name: a, kind: sorting}, {name: a, kind: copying}]}", None, r"two sources are named 'a'"),
+        ("data: {sources: [{name: a, kind: sorting, template: x}]}", None, r"template 'x' must hold {prompt} once"),
+        ("data: {sources: [{name: a, kind: copying, alphabet: aa}]}", None, r"alphabet 'aa' names a letter twice"),
+        (
+            "data: {sources: [{name: a, kind: jsonl, path: x, heldout: 1, heldout_path: y}]}",
+            None,
+            r"held-out rows have a place of their own",
+        ),
+        ("data: {sources: [{name: a, kind: sorting}]}", "data.sources.b.low=1", r"the list has no 'b'; it has a"),
+        ("data: {sources: [{name: a, kind: sorting}]}", "data.sources.a=1", r"name a key of 'a' too"),
+        (
+            "data: {sources: [{name: a, kind: sorting, system_prompt: Be brief.}]}",
+            None,
+            r"data.sources.a.system_prompt is set, but tokenizer.chat_template = none",
+        ),
+        ("data: {curriculum: {band: easy}}", None, r"band needs pass_rates; make them with `jaxrl passrate`"),
+        ("data: {curriculum: {pass_rates: x}}", None, r"pass_rates are given, but order, band and .* do not use them"),
+        ("data: {curriculum: {pass_rates: x, band: [.5, .2]}}", None, r"band \[0.5, 0.2\] is not an interval"),
         ("model: {heads: 4, kv_heads: 3}", None, r"heads 4 is not a multiple of kv_heads 3"),
         ("lora: {rank: 2}", "optimizer.kind=muon", r"muon .*with lora.rank 2 none is trained; use adamw"),
         ("- a\n- b", None, r"holds a list, not sections"),
@@ -114,6 +141,19 @@ def test_constants_of_corrections_are_numbers_switches_or_names(tmp_path):
         f"algorithm.importance: {config.algorithm.importance} -> "
         "{'tis': {'cap': 10.0}, 'off_policy_mask': {'delta': 1.0, 'anchor': 'old'}}"
     ]
+
+
+def test_sources_take_the_defaults_of_their_kind_and_overrides_by_name_or_number(tmp_path):
+    text = "data: {sources: [{name: sums, kind: arithmetic, high: 20}, {name: letters, kind: copying}]}"
+    config = load(write(tmp_path, text), ["data.sources.sums.low=2", "data.sources.1.alphabet=xyz"])
+    sums, letters = config.data.sources
+    assert (sums.task, sums.low, sums.high, sums.alphabet) == ("addition", 2, 20, None)
+    assert (letters.alphabet, letters.longest, letters.low) == ("xyz", 8, None)
+    assert validate(yaml.safe_load(dump(config)), "dump") == config
+    assert differences(config, load(write(tmp_path, text), ["data.sources.1.alphabet=xyz"])) == [
+        "data.sources.sums.low: 2 -> 10"
+    ]
+    assert load(write(tmp_path, "{}")).data.sources[0].name == "addition"
 
 
 def test_types_are_named_as_people_read_them():

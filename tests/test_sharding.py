@@ -10,9 +10,9 @@ from jaxrl_llm.sharding import (
     check_whole_rows,
     joined,
     make_mesh,
+    own_devices,
     param_shardings,
     pieces,
-    sampler_devices,
     slice_grid,
     spec,
     split_devices,
@@ -170,10 +170,10 @@ def test_every_rule_names_mesh_axes_that_exist(cpu_devices):
 
 
 def test_a_sampler_alone_takes_the_first_devices():
-    assert sampler_devices(D8, {"data": 2, "tensor": 2}) == [0, 1, 2, 3]
-    assert sampler_devices(D8, {"data": -1, "tensor": 3}) == [0, 1, 2, 3, 4, 5]
+    assert own_devices(D8, {"data": 2, "tensor": 2}, "sampler.mesh") == [0, 1, 2, 3]
+    assert own_devices(D8, {"data": -1, "tensor": 3}, "sampler.mesh") == [0, 1, 2, 3, 4, 5]
     with pytest.raises(UserError, match=r"sampler.mesh \(data 9\) needs 9 devices, but there are 8"):
-        sampler_devices(D8, {"data": 9})
+        own_devices(D8, {"data": 9}, "sampler.mesh")
 
 
 def test_pieces_of_rows_stay_where_they_are_and_come_back(cpu_devices):

@@ -5,10 +5,12 @@ python benchmarks/train_step/memory.py --rows 8 --microbatches 8 --remat full
 
 import argparse
 import json
+import os
 import time
 
 import jax
 
+from jaxrl_llm.aot import TPU_ENVIRONMENT, topology
 from jaxrl_llm.config import ModelConfig, OptimizerConfig
 from jaxrl_llm.losses.algorithms import bind
 from jaxrl_llm.rollout.rows import RowShape, pack
@@ -29,12 +31,23 @@ def measured(
     layers: int = 30,
     remat: str = "full",
     gradient_dtype: str = "float32",
+    compute_dtype: str = "float32",
+    devices: str | None = None,
 ) -> dict[str, float]:
-    """MiB of temporaries and of arguments on the one device, and seconds of compilation."""
+    """MiB of temporaries and of arguments on one device (the first of the topology `devices`), seconds of compilation."""
+    where = topology(devices) if devices else None
     model = ModelConfig(
-        layers=layers, d_model=576, heads=9, kv_heads=3, head_dim=64, d_ff=1536, vocab_size=vocab, max_context=2048
+        layers=layers,
+        d_model=576,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        d_ff=1536,
+        vocab_size=vocab,
+        max_context=2048,
+        compute_dtype=compute_dtype,
     )
-    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    mesh = make_mesh({"data": 1}, (where.devices if where else jax.devices())[:1])
     optimizer = make_optimizer(OptimizerConfig(), total_steps=100)
     step = make_train_step(
         model,
@@ -48,7 +61,7 @@ def measured(
     )
     lowered = step.lower(abstract_state(model, optimizer, mesh=mesh), pack([], RowShape(microbatches, rows, length)))
     start = time.monotonic()
-    compiled = lowered.compile()
+    compiled = lowered.compile(where.compiler_options if where else None)
     seconds = time.monotonic() - start
     memory = compiled.memory_analysis()
     return {
@@ -65,6 +78,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--remat", default="full")
     parser.add_argument("--gradient-dtype", default="float32")
+    parser.add_argument("--compute-dtype", default="float32")
+    parser.add_argument("--devices", metavar="TOPOLOGY", help="compile for v5e:2x2 or h100:1, say; see `jaxrl aot`")
+    os.environ.update(TPU_ENVIRONMENT)
     options = vars(parser.parse_args())
     print(json.dumps(options | {name: round(x, 1) for name, x in measured(**options).items()}))
 

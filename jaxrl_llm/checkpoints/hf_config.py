@@ -14,7 +14,7 @@ import pydantic
 from jaxrl_llm.config import ModelConfig, RopeScalingConfig
 from jaxrl_llm.types import UserError
 
-_OURS = ("init", "param_dtype", "compute_dtype", "attention")
+_OURS = ("init", "param_dtype", "compute_dtype", "head_dtype", "attention")
 SHAPE_KEYS = tuple(key for key in ModelConfig.model_fields if key not in _OURS)
 """The keys of ModelConfig that a checkpoint fixes."""
 

@@ -60,7 +60,7 @@ def check_setups(world: World, setup: Setup) -> None:
     if world.count == 1:
         return
     facts = {name: print_[:12] for name, print_ in setup.fingerprints.items()} | {
-        f"the files of {name}": _files(name)
+        f"the files of {name}": init_files(name)
         for name in (setup.config.model.init, setup.config.lora.init)
         if name is not None
     }
@@ -70,7 +70,7 @@ def check_setups(world: World, setup: Setup) -> None:
             raise UserError(words)
 
 
-def _files(init: str) -> str:
+def init_files(init: str) -> str:
     """Names and sizes of what weights are read from: their bytes are too many to compare."""
     path = resolve_init(init)
     found = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (".json", ".safetensors"))

@@ -17,20 +17,21 @@ from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
 from jaxrl_llm.checkpoints.peft import adapter_folder, read_peft
 from jaxrl_llm.cli.algorithm import check_algorithm, check_router
-from jaxrl_llm.cli.answers import bind_answers, reward_workers
+from jaxrl_llm.cli.answers import RewardProcesses, bind_answers, check_answers, reward_processes
+from jaxrl_llm.cli.tasks import encoded, heldout_tasks, pools, texts
 from jaxrl_llm.config import LoraConfig, ModelConfig, RunConfig, dump
-from jaxrl_llm.data.arithmetic import Problem, split_problems
+from jaxrl_llm.data.curriculum import Pool
 from jaxrl_llm.data.prompts import fingerprint
+from jaxrl_llm.data.sources import Source, load_sources
 from jaxrl_llm.envs.single_turn import Penalty, SingleTurn
 from jaxrl_llm.models.lora import trainable
 from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.rewards.length import soft_overlong
-from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
-from jaxrl_llm.sharding import check_rows, make_mesh, param_shardings, sampler_devices, split_devices
-from jaxrl_llm.text.chat import encode_trusted, render_prompt_ids
+from jaxrl_llm.sharding import check_rows, make_mesh, own_devices, param_shardings, split_devices
+from jaxrl_llm.text.chat import encode_trusted
 from jaxrl_llm.text.gguf_tokenizer import tokenizer_from_gguf
 from jaxrl_llm.text.hf_tokenizer import load_hf
 from jaxrl_llm.text.sentencepiece import build_sentencepiece, load_sentencepiece
@@ -57,18 +58,25 @@ class SamplerSetup:
 
 @dataclass(frozen=True)
 class Setup(SamplerSetup):
-    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it.
+    """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it. Where these do
+    not sample (`samples`), nothing is ever asked of the engine.
 
-    `environment` scores by the tasks' answers, with the help of `reward_workers`, which whoever used it closes.
+    `environment` scores by the tasks' answers, with the help of `reward_processes`, which whoever used it closes.
     """
 
-    train_tasks: list[PromptTask]
+    pools: list[Pool]
     heldout_tasks: list[PromptTask]
     environment: SingleTurn
     trainer_mesh: Mesh
     reward_mesh: Mesh
-    reward_workers: WorkerPool
+    reward_processes: RewardProcesses
     world: World = field(default_factory=World)
+    samples: bool = True
+
+    @property
+    def train_tasks(self) -> list[PromptTask]:
+        """The training prompts of all sources."""
+        return [task for pool in self.pools for task in pool.tasks]
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -79,44 +87,50 @@ class Setup(SamplerSetup):
         }
 
 
-def assemble(config: RunConfig, devices: Sequence[jax.Device] | None = None, world: World | None = None) -> Setup:
+def assemble(
+    config: RunConfig,
+    devices: Sequence[jax.Device] | None = None,
+    world: World | None = None,
+    *,
+    samples: bool = True,
+) -> Setup:
     """Raises UserError for whatever in the configuration cannot work on this machine's files and devices.
 
-    Other `devices` than this machine's may be given, to compile for. Several processes have a trainer alone, which
-    takes all their devices.
+    Other `devices` than this machine's may be given, to compile for. Where `samples` is False, as in several processes
+    always, the trainer has all devices to itself.
     """
     world = world or World()
     check_algorithm(config)
-    config, tokenizer, train, heldout = _with_tokenizer(config)
+    sources = load_sources(config.data.sources, seed=config.data.seed, overlap=config.data.overlap)
+    config, tokenizer = with_tokenizer(config, sources)
+    tasks = encoded(config, tokenizer, sources)
+    check_answers(task for source in tasks for task in (*source.train, *source.heldout))
     completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
     config = config.model_copy(update={"optimizer": for_batch(config.optimizer, completions)})
     check_router(config)
-    for_trainer, for_sampler, for_rewards = _split(config, jax.devices() if devices is None else devices, world)
+    for_trainer, for_sampler, for_rewards = _split(
+        config, jax.devices() if devices is None else devices, world, samples
+    )
     trainer_mesh = make_mesh(config.train.mesh, for_trainer)
-    sampler_mesh = make_mesh(config.sampler.mesh, for_sampler)
+    sampler_mesh = make_mesh(config.sampler.mesh, for_sampler) if for_sampler else make_mesh({}, for_trainer[:1])
     reward_mesh = make_mesh(config.rollout.reward_model.mesh or {}, for_rewards) if for_rewards else sampler_mesh
     choose_attention(config.model, trainer_mesh, share_prompts=config.train.share_prompts)
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model), whose="train.mesh")
     shape = (config.train.microbatch_rows, config.train.row_length)
     check_rows(trainer_mesh, shape, "train.microbatch_rows", "train.row_length")
-    train_tasks, heldout_tasks = _tasks(config, tokenizer, train), _tasks(config, tokenizer, heldout)
-    names = {task.reward for task in (*train_tasks, *heldout_tasks)}
-    workers = reward_workers(config.rollout, names)
+    environment, processes = answer_environment(config, tokenizer)
     return Setup(
         config=config,
         tokenizer=tokenizer,
-        train_tasks=train_tasks,
-        heldout_tasks=heldout_tasks[: config.eval.prompts],
-        environment=SingleTurn(
-            decode=tokenizer.decode,
-            score=bind_answers(config.rollout, names, workers),
-            penalty=_length_penalty(config),
-        ),
+        pools=pools(config, tasks),
+        heldout_tasks=heldout_tasks(config, tasks),
+        environment=environment,
         trainer_mesh=trainer_mesh,
         reward_mesh=reward_mesh,
-        reward_workers=workers,
+        reward_processes=processes,
         engine=_engine(config, tokenizer, sampler_mesh),
         world=world,
+        samples=bool(for_sampler),
     )
 
 
@@ -125,26 +139,35 @@ def assemble_sampler(config: RunConfig, *, top_logprobs: int = 0) -> SamplerSetu
 
     `top_logprobs` is the engine's.
     """
-    config, tokenizer, _, _ = _with_tokenizer(config)
-    mesh = make_mesh(config.sampler.mesh, sampler_devices(jax.devices(), config.sampler.mesh))
+    config, tokenizer = with_tokenizer(config, None)
+    mesh = make_mesh(config.sampler.mesh, own_devices(jax.devices(), config.sampler.mesh, "sampler.mesh"))
     most = min(top_logprobs, config.model.vocab_size)
     return SamplerSetup(config, tokenizer, _engine(config, tokenizer, mesh, top_logprobs=most))
 
 
-def _with_tokenizer(config: RunConfig) -> tuple[RunConfig, Tokenizer, list[Problem], list[Problem]]:
-    """The configuration with the shapes of model and adapters filled in, the tokenizer that gives them, train and
-    held-out problems."""
-    data = config.data
-    train, heldout = split_problems(
-        data.task, low=data.low, high=data.high, heldout=data.heldout_prompts, seed=data.seed
-    )
-    tokenizer = _tokenizer(config, train)
+def answer_environment(config: RunConfig, tokenizer: Tokenizer) -> tuple[SingleTurn, RewardProcesses]:
+    """What scores by the tasks' answers, and its processes, which whoever used it closes; none is started yet.
+
+    Raises UserError for a reward that does not exist.
+    """
+    names = {source.reward for source in config.data.sources}
+    processes = reward_processes(config.rollout, names)
+    score = bind_answers(config.rollout, names, processes)
+    return SingleTurn(decode=tokenizer.decode, score=score, penalty=_length_penalty(config)), processes
+
+
+def with_tokenizer(config: RunConfig, sources: Sequence[Source] | None) -> tuple[RunConfig, Tokenizer]:
+    """The configuration with the shapes of model and adapters filled in, and the tokenizer that gives them.
+
+    A tokenizer that is made of the training text reads the `sources` for it where they are not given.
+    """
+    tokenizer = _tokenizer(config, sources)
     model = _model(config.model, tokenizer)
     config = config.model_copy(update={"model": model, "lora": _lora(config.lora, model)})
     if model.vocab_size > tokenizer.vocab_size:
         tokenizer = cast(Tokenizer, WithSpareIds(tokenizer, model.vocab_size))
     _check_context(config)
-    return config, tokenizer, train, heldout
+    return config, tokenizer
 
 
 def _engine(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, *, top_logprobs: int = 0) -> PolicyEngine:
@@ -166,20 +189,24 @@ def _engine(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, *, top_logprobs
     )
 
 
-def _split(config: RunConfig, devices: Sequence[jax.Device], world: World) -> tuple[list[jax.Device], ...]:
+def _split(
+    config: RunConfig, devices: Sequence[jax.Device], world: World, samples: bool
+) -> tuple[list[jax.Device], list[jax.Device], list[jax.Device]]:
     """The devices of trainer, sampler and a reward model's own mesh: those are the last ones."""
     if world.count > 1:
-        return list(devices), sampler_devices(devices, config.sampler.mesh), []
-    axes = config.rollout.reward_model.mesh
-    if "model" not in config.rollout.rewards or axes is None:
-        return *split_devices(devices, config.train.mesh, config.sampler.mesh), []
-    count = math.prod(axes.values())
-    if min(axes.values(), default=1) < 1 or count >= len(devices):
-        raise UserError(
-            f"rollout.reward_model.mesh = {axes} leaves no device to trainer and sampler, or has a size below 1; there "
-            f"are {len(devices)} devices; make it smaller, or null to share the sampler's"
-        )
-    return *split_devices(devices[:-count], config.train.mesh, config.sampler.mesh), list(devices[-count:])
+        return list(devices), [], []
+    axes, count = config.rollout.reward_model.mesh, 0
+    if "model" in config.rollout.rewards and axes is not None:
+        count = math.prod(axes.values())
+        if min(axes.values(), default=1) < 1 or count >= len(devices):
+            raise UserError(
+                f"rollout.reward_model.mesh = {axes} leaves no device to trainer and sampler, or has a size below 1; "
+                f"there are {len(devices)} devices; make it smaller, or null to share the sampler's"
+            )
+    rest, rewards = list(devices[: len(devices) - count]), list(devices[len(devices) - count :])
+    if not samples:
+        return own_devices(rest, config.train.mesh, "train.mesh"), [], rewards
+    return *split_devices(rest, config.train.mesh, config.sampler.mesh), rewards
 
 
 def _interruption(config: RunConfig, tokenizer: Tokenizer) -> Interruption | None:
@@ -210,13 +237,19 @@ def initial_params(setup: SamplerSetup) -> Params | None:
 def supervised_examples(
     setup: Setup,
 ) -> Callable[[int], tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
-    """step -> (prompts, gold completions with the end-of-sequence token) drawn from the training problems."""
+    """step -> (prompts, gold completions with the end-of-sequence token) drawn from the training problems.
+
+    Only an answer that must be repeated exactly is a completion. Raises UserError if there is none.
+    """
     config, tokenizer = setup.config, setup.tokenizer
-    gold = [np.array([*tokenizer.encode(task.answer), tokenizer.eos_id], np.int32) for task in setup.train_tasks]
+    tasks = [task for task in setup.train_tasks if task.reward == "exact"]
+    if not tasks:
+        raise UserError("sft.steps needs a source with reward exact: only its answers are completions; set it to 0")
+    gold = [np.array([*tokenizer.encode(task.answer), tokenizer.eos_id], np.int32) for task in tasks]
 
     def draw(step: int) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
         chosen = np.random.default_rng([config.seed, step]).choice(len(gold), config.sft.examples_per_step)
-        return [setup.train_tasks[i].tokens_T for i in chosen], [gold[i] for i in chosen]
+        return [tasks[i].tokens_T for i in chosen], [gold[i] for i in chosen]
 
     return draw
 
@@ -235,7 +268,7 @@ def _length_penalty(config: RunConfig) -> Penalty | None:
     return penalty
 
 
-def _tokenizer(config: RunConfig, problems: Sequence[Problem]) -> Tokenizer:
+def _tokenizer(config: RunConfig, sources: Sequence[Source] | None) -> Tokenizer:
     if config.tokenizer.kind == "gguf":
         if config.model.init is None:
             raise UserError("tokenizer.kind = gguf reads the tokenizer of model.init, which is not set")
@@ -249,9 +282,9 @@ def _tokenizer(config: RunConfig, problems: Sequence[Problem]) -> Tokenizer:
         return load_hf(_tokenizer_path(config.tokenizer.path), eos=config.tokenizer.eos)
     if config.tokenizer.path is not None:
         return load_sentencepiece(config.tokenizer.path)
-    return build_sentencepiece(
-        [problem.prompt + problem.answer for problem in problems], vocab_size=config.tokenizer.vocab_size
-    )
+    if sources is None:
+        sources = load_sources(config.data.sources, seed=config.data.seed, overlap=config.data.overlap)
+    return build_sentencepiece(texts(sources), vocab_size=config.tokenizer.vocab_size)
 
 
 def _tokenizer_path(path: str) -> str | Path:
@@ -301,25 +334,3 @@ def _check_context(config: RunConfig) -> None:
             f"rollout.max_prompt_tokens + rollout.max_new_tokens = {longest} exceeds the model's context of "
             f"{config.model.max_context} tokens"
         )
-
-
-def _tasks(config: RunConfig, tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[PromptTask]:
-    """Problems in tokens; refuses a prompt that does not fit, and an answer no completion could hold."""
-    rollout = config.rollout
-    tasks = []
-    for problem in problems:
-        ids = render_prompt_ids(tokenizer, problem.prompt, config.tokenizer.chat_template)
-        if len(ids) > rollout.max_prompt_tokens:
-            raise UserError(
-                f"prompt {problem.prompt!r} ({problem.task_id}) has {len(ids)} tokens, more than "
-                f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}; raise it"
-            )
-        needed = len(tokenizer.encode(problem.answer)) + 1
-        if needed > rollout.max_new_tokens:
-            raise UserError(
-                f"answer {problem.answer!r} ({problem.task_id}) needs {needed} tokens with its end, more than "
-                f"rollout.max_new_tokens = {rollout.max_new_tokens}; raise it"
-            )
-        tokens, source = np.array(ids, np.int32), config.data.task
-        tasks.append(PromptTask(problem.task_id, tokens, problem.prompt, problem.answer, source, "exact"))
-    return tasks

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from jaxrl_llm.config import ModelConfig
+
 _COLUMNS = (
     ("step", "step", "{:.0f}"),
     ("reward", "reward_mean", "{:+.3f}"),
@@ -86,6 +88,13 @@ class Progress:
 def _cell(row: Mapping[str, Any], key: str, form: str) -> str:
     value = row.get(key)
     return "" if value is None or not math.isfinite(value) else form.format(value)
+
+
+def ablations(model: ModelConfig) -> list[str]:
+    """What a run is told at its start that it does without, in capitals."""
+    if model.head_dtype == "float32":
+        return []
+    return [f"ABLATION: model.head_dtype = {model.head_dtype}: logits in {model.head_dtype} in trainer and sampler"]
 
 
 def print_summary(facts: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Joining the rooms into one RL run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,32 +11,36 @@ from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.tasks import prompt_stream
 from jaxrl_llm.config import OptimizerConfig, RolloutConfig, RunConfig
 from jaxrl_llm.data.curriculum import PassRates
-from jaxrl_llm.data.prompts import PromptStream
 from jaxrl_llm.envs.single_turn import SingleTurn
-from jaxrl_llm.evaluate import evaluate, mismatch
+from jaxrl_llm.evaluate import evaluate, evaluate_with, mismatch
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.models.flops import peak_flops, sample_flops, train_flops
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.rollout.batching import select
 from jaxrl_llm.rollout.coordinator import Coordinator
+from jaxrl_llm.rollout.exchange import Driver
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.lag import LagRule
 from jaxrl_llm.rollout.local import LocalSampler
 from jaxrl_llm.rollout.requests import HowToSample
 from jaxrl_llm.rollout.rows import RowShape, pack, row_shape
-from jaxrl_llm.rollout.statistics import pass_rate
+from jaxrl_llm.rollout.statistics import by_source, pass_rate
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.sampler.scheduler import Scheduler
+from jaxrl_llm.sampler.wire_form import WireForm
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
+from jaxrl_llm.train.lead import Lead, SharedWork
 from jaxrl_llm.train.loop import Compute, Parts
 from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.train.spikes import spike_rule
 from jaxrl_llm.train.state import TrainState, abstract_state
 from jaxrl_llm.train.step import TrainStep, make_score, make_train_step
-from jaxrl_llm.types import EpisodeGroup, Params, Sampling, ThinkingBudget
+from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, Sampling, ThinkingBudget
 from jaxrl_llm.weights import WeightBoard
+from jaxrl_llm.worlds.fleet import Fleet
 
 # Evaluation draws from a seed of its own, so that its samples never repeat a training sample's key.
 _EVAL_SEED_OFFSET = 2**31
@@ -170,6 +175,7 @@ def new_coordinator(config: RunConfig, issuer: GroupIssuer, start: int) -> Coord
         straggler=rollout.straggler,
         straggler_timeout_s=rollout.straggler_timeout_s,
         smallest_group=bind_selection(config).smallest_group,
+        priority=config.eval.priority,
     )
 
 
@@ -177,7 +183,7 @@ def new_issuer(setup: Setup, extras: Mapping[str, Any]) -> GroupIssuer:
     """The source of prompts, where a checkpoint's `extras` left it."""
     config = setup.config
     issuer = GroupIssuer(
-        PromptStream(setup.train_tasks, seed=config.data.seed),
+        prompt_stream(setup.pools, config.data),
         PassRates(retire_at=config.algorithm.no_positive_resampling),
     )
     if extras:
@@ -197,6 +203,72 @@ class Saver:
         self._log.state("running", step=step, steps=self._setup.config.train.steps)
 
 
+def shared_work(
+    setup: Setup, base: Params | None, reference: Params | None, save: Saver, wire: WireForm | None
+) -> SharedWork:
+    """What every process of the trainer does of an RL run; the train step is compiled.
+
+    `wire` is the form in which samplers in other processes take weights, None without any.
+    """
+    config, algorithm, how = setup.config, rl_algorithm(setup), setup.config.sampler
+    shape = rl_shape(config, algorithm)
+    probe = packed_shape(config, max(_PROBE_DOCUMENTS, config.eval.samples))
+
+    def policy(trained: Params) -> Params:
+        """Plain weights for the sampler, which knows no adapters; in its dtype, unless it makes int8 of them."""
+        return merge(base, trained, config.adapters, "float32" if how.int8_weights else how.dtype)
+
+    return SharedWork(
+        train_step=build_train_step(
+            setup,
+            config.optimizer,
+            algorithm,
+            total_steps=config.train.steps,
+            shape=shape,
+            ema=config.train.ema,
+            reference=reference,
+            base=base,
+        ),
+        row_shape=shape,
+        policy=policy,
+        sent=lambda trained: wire.make(policy(trained)) if wire is not None else None,
+        score=make_score(
+            config.model,
+            mesh=setup.trainer_mesh,
+            temperature=config.eval.temperature or 1.0,
+            head_chunk=config.train.head_chunk,
+            lora=config.adapters,
+            base=base,
+        ),
+        probe_shape=RowShape(1, probe.microbatches * probe.rows, probe.length),
+        save=save,
+    )
+
+
+class OutletParams(NamedTuple):
+    """One version for the sampler in this process and for those in others; None for who is not there."""
+
+    here: Params | None
+    elsewhere: Params | None
+
+
+@dataclass(frozen=True)
+class Outlets:
+    """Where versions go: the board of the sampler in this process, the fleet of those in others; None for what is not
+    there."""
+
+    board: WeightBoard | None
+    fleet: Fleet | None = None
+
+    def publish(self, weights: PolicyWeights) -> None:
+        """`weights.params` are OutletParams."""
+        here, elsewhere = weights.params
+        if self.board is not None and here is not None:
+            self.board.publish(PolicyWeights(weights.version, here))
+        if self.fleet is not None:
+            self.fleet.publish(PolicyWeights(weights.version, elsewhere))
+
+
 class Joined:
     """The parts of one RL run, joined; holds no logic of its own."""
 
@@ -205,67 +277,56 @@ class Joined:
         setup: Setup,
         environment: SingleTurn,
         state: TrainState,
-        base: Params | None,
-        reference: Params | None,
+        work: SharedWork,
+        lead: Lead,
         start: int,
         issuer: GroupIssuer,
-        save: Saver,
         log: RunLog,
         progress: Progress,
+        outlets: Outlets,
+        give_up: Callable[[], bool] | None,
     ):
         config = setup.config
-        self.setup, self.issuer, self._save, self.log, self.progress = setup, issuer, save, log, progress
-        self.engine, self._base, self._reference = setup.engine, base, reference
-        board = WeightBoard()
-        scheduler = self._scheduler(self._policy(state.params), start)
-        sampler = LocalSampler(scheduler, board, how_to_sample(config), slots=config.sampler.slots)
+        self.setup, self.issuer, self.log, self.progress = setup, issuer, log, progress
+        self.engine, self._work, self.lead, self._outlets = setup.engine, work, lead, outlets
+        drivers: list[Driver] = []
+        if outlets.board is not None:
+            scheduler = self._scheduler(work.policy(state.params), start)
+            drivers.append(LocalSampler(scheduler, outlets.board, how_to_sample(config), slots=config.sampler.slots))
+        if outlets.fleet is not None:
+            drivers.append(outlets.fleet)
+            outlets.publish(PolicyWeights(start, OutletParams(None, lead.weights(state.params))))
         coordinator, scorers = new_coordinator(config, issuer, start), config.rollout.reward_workers.groups_at_once
-        self.worker = RolloutWorker(coordinator, environment, [sampler], board, scorers=scorers)
-        self._probe_score = make_score(
-            config.model,
-            mesh=setup.trainer_mesh,
-            temperature=config.eval.temperature or 1.0,
-            head_chunk=config.train.head_chunk,
-            lora=config.adapters,
-            base=base,
-        )
-        shape = packed_shape(config, max(_PROBE_DOCUMENTS, config.eval.samples))
-        self._probe_shape = RowShape(1, shape.microbatches * shape.rows, shape.length)
+        self.worker = RolloutWorker(coordinator, environment, drivers, outlets, give_up, scorers=scorers)
 
     def _scheduler(self, params: Params, version: int) -> Scheduler:
         how = self.setup.config.sampler
         return Scheduler(self.engine, params, version=version, refill=how.refill_slots, recompute_kv=how.recompute_kv)
 
-    def _policy(self, trained: Params) -> Params:
-        """Plain weights for the sampler, which knows no adapters; in its dtype, unless it makes int8 of them."""
-        how = self.setup.config.sampler
-        return merge(self._base, trained, self.setup.config.adapters, "float32" if how.int8_weights else how.dtype)
+    def _to_samplers(self, trained: Params) -> OutletParams:
+        """What every outlet is given of a version; in one process dispatched and not waited for."""
+        outlets = self._outlets
+        return OutletParams(
+            self.engine.load_params(self._work.policy(trained)) if outlets.board is not None else None,
+            self.lead.weights(trained) if outlets.fleet is not None else None,
+        )
 
     def parts(self) -> Parts:
-        config, algorithm = self.setup.config, rl_algorithm(self.setup)
-        devices = (self.setup.trainer_mesh, self.engine.mesh, self.setup.reward_mesh)
-        shape = rl_shape(config, algorithm)
-        looks = int(algorithm.looks_back) + int(self._reference is not None)
+        config, algorithm, work = self.setup.config, rl_algorithm(self.setup), self._work
+        sampling = (self.engine.mesh,) if self._outlets.board is not None else ()
+        devices = (self.setup.trainer_mesh, self.setup.reward_mesh, *sampling)
+        looks = int(algorithm.looks_back) + int(config.algorithm.kl.place != "none")
         return Parts(
-            train_step=build_train_step(
-                self.setup,
-                config.optimizer,
-                algorithm,
-                total_steps=config.train.steps,
-                shape=shape,
-                ema=config.train.ema,
-                reference=self._reference,
-                base=self._base,
-            ),
+            train_step=self.lead.train_step,
             select=partial(select, how=bind_selection(config)),
-            row_shape=shape,
+            row_shape=work.row_shape,
             learning_rate=lambda step: float(learning_rate(config.optimizer, step, total_steps=config.train.steps)),
             worker=self.worker,
             issuer=self.issuer,
-            to_sampler=lambda trained: self.engine.load_params(self._policy(trained)),
+            to_sampler=self._to_samplers,
             evaluate=self.evaluate,
             sample_records=self.sample_records,
-            save=self._save,
+            save=self.lead.save,
             log=self.log,
             compute=Compute(
                 train_flops=lambda n: (
@@ -281,26 +342,33 @@ class Joined:
         )
 
     def evaluate(self, version: int, params: Params) -> dict[str, Any]:
-        """Held-out mean@n of one version, on an engine state of its own while training's sampler goes on."""
-        config = self.setup.config
-        how = how_to_sample(config)
-        groups = evaluate(
-            self._scheduler(self._policy(params), version),
-            self.setup.heldout_tasks,
-            self.setup.environment,
-            samples=config.eval.samples,
-            sampling=how.evaluation,
-            seed=how.evaluation_seed,
-        )
+        """Held-out mean@n of one version: on an engine state of its own while training's sampler goes on, or by the
+        samplers in other processes where this one has none."""
+        config, tasks, environment = self.setup.config, self.setup.heldout_tasks, self.setup.environment
+        if self._outlets.board is None:
+            sample = self.worker.exchange.sample_pinned
+            groups = evaluate_with(sample, version, tasks, environment, samples=config.eval.samples)
+        else:
+            how = how_to_sample(config)
+            groups = evaluate(
+                self._scheduler(self._work.policy(params), version),
+                tasks,
+                environment,
+                samples=config.eval.samples,
+                sampling=how.evaluation,
+                seed=how.evaluation_seed,
+            )
         episodes = [episode for group in groups for episode in group.episodes]
         probed = groups[: max(1, _PROBE_DOCUMENTS // config.eval.samples)]
-        highest, mean = mismatch(probed, self._probe_score, params, self._probe_shape)
+        highest, mean = mismatch(probed, self.lead.score, params, self._work.probe_shape)
         return {
             "metric": f"mean@{config.eval.samples}",
             "value": pass_rate(groups),
+            **by_source(groups),
             "prompts": len(groups),
             "samples": config.eval.samples,
             "truncation_rate": float(np.mean([e.completion.finish == "length" for e in episodes])),
+            "head_dtype": config.model.head_dtype,
             "mismatch_max": highest,
             "mismatch_mean": mean,
         }

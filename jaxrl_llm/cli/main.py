@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -104,6 +104,58 @@ def serve(
     serve_policy(policy, access, ServeOptions(name or target.stem, port, http_port, max_queue, max_calls), say)
 
 
+@app.command(epilog=_keys())
+def sampler(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(help="where to register: host:port, file:PATH or dns:NAME:PORT [default: wait to be dialled]"),
+    ] = None,
+    listen: Annotated[
+        str,
+        typer.Option(help="host:port; port 0 takes a free one, a host but this machine's own needs a token and TLS"),
+    ] = "127.0.0.1:0",
+    advertise: Annotated[
+        str | None, typer.Option(help="host:port under which trainer and samplers reach this one [default: --listen]")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="file of the token [default: $JAXRL_SERVE_TOKEN]")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM private key of the certificate")] = None,
+    tls_authority: Annotated[
+        Path | None, typer.Option(help="PEM file of who signed the trainer's certificate [default: plain connections]")
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(help="seconds without a trainer after which a sampler that registers gives up", min=0)
+    ] = 600.0,
+) -> None:
+    """Sample for a trainer in another process, with the weights that it sends; ends with its run.
+
+    CONFIG is the trainer's. Give --trainer, or name this sampler in the trainer's sampler.workers.
+    """
+    from jaxrl_llm.sampler.serving.access import check_access, read_token
+    from jaxrl_llm.worlds.dialling import host_and_port
+    from jaxrl_llm.worlds.discovery import check_place
+
+    host, port = host_and_port(listen, "--listen")
+    access = check_access(host, read_token(token_file), tls_cert, tls_key)
+    if trainer is not None:
+        check_place(trainer, "--trainer")
+    if advertise is not None:
+        host_and_port(advertise, "--advertise")
+    from jaxrl_llm.cli.console import say
+    from jaxrl_llm.cli.sampler import WorldOptions, run_sampler
+    from jaxrl_llm.cli.worlds import credentials
+
+    run_sampler(
+        config_room.load(config, overrides or ()),
+        access,
+        credentials(token_file, tls_authority),
+        WorldOptions(trainer, port, advertise, patience),
+        say,
+    )
+
+
 @app.command()
 def sample(
     target: Target,
@@ -125,7 +177,7 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per completion")] = False,
 ) -> None:
     """Sample a policy: --prompt, --file, or line by line from the terminal or a pipe."""
-    from jaxrl_llm.cli.console import write
+    from jaxrl_llm.cli.console import ablations, write
     from jaxrl_llm.cli.policy import open_policy
     from jaxrl_llm.cli.sampling import SampleOptions, converse, read_prompts, sample_prompts, text_prompt, typed_lines
 
@@ -134,7 +186,8 @@ def sample(
     stops = tuple(stop or ())
     options = SampleOptions(max_new_tokens, temperature, top_p, top_k, min_p, stops, seed, n, logprobs, as_json)
     policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights, ema=ema)
-    print(f"sampling with {policy.origin}", file=sys.stderr, flush=True)
+    for line in (f"sampling with {policy.origin}", *ablations(policy.setup.config.model)):
+        print(line, file=sys.stderr, flush=True)
     if prompt is None and file is None:
         converse(policy, options, typed_lines(sys.stdin), write)
     else:
@@ -142,19 +195,134 @@ def sample(
         sample_prompts(policy, prompts, options, write)
 
 
+Law = Annotated[
+    str, typer.Option(help="sigmoid, power_law; tables: tan, tan_line, isocompute, kaplan_N, chinchilla, ...")
+]
+XColumn = Annotated[
+    str | None, typer.Option("--x", help="compute column, metric or tag; several columns of a law with commas")
+]
+YColumn = Annotated[str | None, typer.Option("--y", help="reward (or loss) column, metric or tag")]
+Lower = Annotated[float, typer.Option(help="least reward there can be")]
+Upper = Annotated[float, typer.Option(help="greatest reward there can be")]
+JsonOut = Annotated[
+    str | None, typer.Option("--json", help="JSON, an object a line, to a file or to - (standard output)")
+]
+PlotOut = Annotated[Path | None, typer.Option("--plot", help="a figure: .png or .svg")]
+UpTo = Annotated[str | None, typer.Option(help="fit the points up to this compute, or to this share of it (50%)")]
+
+
 @app.command()
 def fit(
-    source: Annotated[Path, typer.Argument(help="a run directory, or a CSV or JSONL file of one curve")],
-    x: Annotated[str, typer.Option(help="compute column of a file")] = "compute",
-    y: Annotated[str, typer.Option(help="reward column of a file")] = "reward",
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            help="CSV, JSONL, JSON, W&B exports, TensorBoard logs, run directories", metavar="FILE_OR_RUN..."
+        ),
+    ],
+    law: Law = "sigmoid",
+    protocol: Annotated[str, typer.Option(help="least_squares, or published: ScaleRL's grids")] = "least_squares",
+    upto: UpTo = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(help="hold a parameter, for example R0=0.35; may be repeated")
+    ] = None,
+    at: Annotated[list[float] | None, typer.Option(help="a compute to forecast; may be repeated")] = None,
+    lower: Lower = 0.0,
+    upper: Upper = 1.0,
+    x: XColumn = None,
+    y: YColumn = None,
+    group: Annotated[str | None, typer.Option(help="column that tells the curves (or models) of a table apart")] = None,
+    json_out: JsonOut = None,
+    plot: PlotOut = None,
 ) -> None:
-    """Fit the sigmoid to the first half of a curve and hold the second half against it; prints JSON."""
-    from jaxrl_llm.report.fitting import fit_run
-    from jaxrl_llm.scaling.curves import read_curve
-    from jaxrl_llm.scaling.forecast import forecast_curve
+    """Fit a scaling law to every curve: parameters with intervals, forecasts, and what the data does not tell."""
+    from jaxrl_llm.cli.fit import FitOptions, fit_sources
 
-    result = forecast_curve(read_curve(source, x, y)).describe() if source.is_file() else fit_run(source)
-    typer.echo(json.dumps(result, indent=1, allow_nan=False))
+    fit_sources(
+        sources, FitOptions(law, protocol, upto, fix or (), at or (), lower, upper, x, y, group, json_out, plot)
+    )
+
+
+@app.command()
+def compare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="as for fit; the same NAME again adds a seed; the first is the reference", metavar="[NAME=]RUN..."
+        ),
+    ],
+    margin: Annotated[float, typer.Option(help="asymptotes nearer than this count as equal")] = 0.02,
+    level: Annotated[float, typer.Option(help="confidence that a verdict needs")] = 0.95,
+    upto: UpTo = None,
+    at: Annotated[
+        float | None, typer.Option(help="compute at which advice to stop judges [default: the longest]")
+    ] = None,
+    lower: Lower = 0.0,
+    upper: Upper = 1.0,
+    x: XColumn = None,
+    y: YColumn = None,
+    group: Annotated[str | None, typer.Option(help="column of a table's recipes")] = None,
+    seed: Annotated[str | None, typer.Option(help="column that tells the seeds of a recipe apart")] = None,
+    json_out: JsonOut = None,
+    plot: PlotOut = None,
+) -> None:
+    """Which recipe is better: A first, then B at a common A; and which unfinished runs are not worth going on with."""
+    from jaxrl_llm.cli.compare import CompareOptions, compare_sources
+
+    compare_sources(sources, CompareOptions(margin, level, upto, at, lower, upper, x, y, group, seed, json_out, plot))
+
+
+@app.command()
+def plan(
+    budget: Annotated[float, typer.Argument(help="FLOPs, for isocompute in --unit, for tan in the table's own")],
+    table: Annotated[Path | None, typer.Argument(help="data to fit first [default: published constants]")] = None,
+    law: Annotated[str, typer.Option(help="chinchilla, kaplan_ND, tan or isocompute")] = "chinchilla",
+    x: Annotated[str | None, typer.Option(help="the law's columns, with commas; a sweep's are B_p,n,C")] = None,
+    y: Annotated[str | None, typer.Option(help="the law's response [default: loss; a sweep's: reward]")] = None,
+    group: Annotated[str | None, typer.Option(help="tan: column of the models")] = None,
+    size: Annotated[list[float] | None, typer.Option(help="a model size of the IsoFLOP table; may be repeated")] = None,
+    unit: Annotated[str, typer.Option(help="isocompute's budget: rollouts, tokens or flops")] = "rollouts",
+    prompts: Annotated[int, typer.Option(help="B_p, where no sweep tells it", min=1)] = 32,
+    difficulty: Annotated[str, typer.Option(help="of the published n*(C): easy or hard")] = "easy",
+    width: Annotated[float, typer.Option(help="bucket of the sweep's rewards")] = 0.01,
+    margin: Annotated[float, typer.Option(help="a smaller B_p may lose so much reward")] = 0.01,
+    lower: Lower = 0.0,
+    upper: Upper = 1.0,
+    params: Annotated[float | None, typer.Option(help="the policy's parameters, for the FLOPs of a step")] = None,
+    prompt_tokens: Annotated[float, typer.Option(help="mean length of a prompt")] = 0.0,
+    completion_tokens: Annotated[float | None, typer.Option(help="mean length of a completion")] = None,
+    device: Annotated[str | None, typer.Option(help="for device-hours, as JAX calls it, for example 'TPU v5e'")] = None,
+    peak: Annotated[float | None, typer.Option(help="FLOP/s of another device")] = None,
+    utilisation: Annotated[float, typer.Option(help="share of the peak that is reached")] = 0.4,
+    json_out: JsonOut = None,
+) -> None:
+    """How to spend a budget: model size and tokens, or rollouts, prompts and steps, with FLOPs and device-hours."""
+    from jaxrl_llm.cli.plan import PlanOptions, plan_budget
+
+    plan_budget(
+        budget,
+        table,
+        PlanOptions(
+            law=law,
+            x=x,
+            y=y,
+            group=group,
+            sizes=size or (),
+            unit=unit,
+            prompts=prompts,
+            difficulty=difficulty,
+            width=width,
+            margin=margin,
+            lower=lower,
+            upper=upper,
+            params=params,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            device=device,
+            peak=peak,
+            utilisation=utilisation,
+            json=json_out,
+        ),
+    )
 
 
 @app.command()
@@ -185,11 +353,23 @@ def show(config: ConfigPath, overrides: Overrides = None) -> None:
     """Every key of a configuration with its value, and what it means."""
     resolved = config_room.load(config, overrides or ()).model_dump()
     for name, _, default, text in config_room.describe():
-        value = resolved
-        for key in name.split("."):
-            value = value[key]
+        value = _value(resolved, name)
         mark = " " if str(value) == default else "*"
         typer.echo(f"{mark} {name} = {value}   # {text}")
+
+
+def _value(tree: Any, name: str) -> Any:
+    """The value of a dotted name; of a key of sections in a list (`sources[].low`), that of each by its name."""
+    for place, key in enumerate(keys := name.split(".")):
+        if key.endswith("[]"):
+            rest = ".".join(keys[place + 1 :])
+            return {section["name"]: _value(section, rest) for section in tree[key.removesuffix("[]")]}
+        if tree is None:
+            return None
+        if isinstance(tree[key], tuple | list) and name.endswith(key) and tree[key] and isinstance(tree[key][0], dict):
+            return [section["name"] for section in tree[key]]
+        tree = tree[key]
+    return tree
 
 
 Source = Annotated[
@@ -243,6 +423,23 @@ def compile_ahead(
             f"{program.name} for {topology}: compiled in {program.seconds:.1f} s; on each device arguments "
             f"{program.argument_bytes / 2**30:.3f} GiB, peak {program.peak_bytes / 2**30:.3f} GiB"
         )
+
+
+@app.command()
+def simulate(
+    config: ConfigPath,
+    costs: Annotated[Path, typer.Option(help="a JSON file of what steps and tokens cost, see docs/pipeline.md")],
+    chips: Annotated[int, typer.Option(help="chips to share out between trainer and samplers", min=2)],
+    overrides: Overrides = None,
+    trainer_multiple: Annotated[int, typer.Option(help="the trainer's chips are a multiple of this", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="simulated steps; the first fourth is not counted", min=4)] = 40,
+) -> None:
+    """Predict throughput, idle shares and lag for every split of so many chips, and recommend one; prints JSON."""
+    from jaxrl_llm.cli.simulating import simulate as run
+
+    loaded = config_room.load(config, overrides or ())
+    found = run(loaded, costs, chips=chips, trainer_multiple=trainer_multiple, steps=steps)
+    typer.echo(json.dumps(found, indent=1, allow_nan=False))
 
 
 def main() -> None:

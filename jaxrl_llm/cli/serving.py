@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from jaxrl_llm.cli.console import ablations
 from jaxrl_llm.cli.policy import Policy
 from jaxrl_llm.sampler.service import SamplerService
 from jaxrl_llm.sampler.serving.access import Access
@@ -37,8 +38,10 @@ def serve_policy(policy: Policy, access: Access, options: ServeOptions, say: Cal
     served = Served(
         service, setup.tokenizer, setup.config.tokenizer.chat_template, options.name, max_choices=options.max_queue
     )
-    with _stop_signals() as stop, service:
+    with stop_signals() as stop, service:
         say(f"sampling with {policy.origin} (version {policy.version})")
+        for words in ablations(policy.setup.config.model):
+            say(words)
         ports = {"grpc_port": options.grpc_port, "http_port": options.http_port}
         with serving(served, access, **ports, max_calls=options.max_calls) as listening:
             say("compiling: /health answers 503 until that is done")
@@ -69,7 +72,7 @@ def _lines(ports: Ports, access: Access, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Generator[threading.Event]:
+def stop_signals() -> Generator[threading.Event]:
     """SIGINT and SIGTERM set the event; a second one stops at once."""
     asked = threading.Event()
 

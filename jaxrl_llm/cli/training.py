@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,28 @@ from jaxrl_llm.cli.adapters import frozen_base
 from jaxrl_llm.cli.agreement import check_setups, config_facts
 from jaxrl_llm.cli.algorithm import adapts_entropy, critic_optimizer
 from jaxrl_llm.cli.assemble import Setup, assemble
-from jaxrl_llm.cli.console import Progress
+from jaxrl_llm.cli.console import Progress, ablations
 from jaxrl_llm.cli.devices import configure_jax, join_processes, own_place
-from jaxrl_llm.cli.join import Joined, Saver, lag_rule, new_issuer
+from jaxrl_llm.cli.join import Joined, Outlets, Saver, lag_rule, new_issuer, shared_work
 from jaxrl_llm.cli.reference import reference_policy
+from jaxrl_llm.cli.remote import (
+    check_deployment,
+    check_evaluation,
+    is_remote,
+    open_outlets,
+    samples_here,
+    without_deployment,
+)
 from jaxrl_llm.cli.reward import OpenedRewards, open_rewards
 from jaxrl_llm.cli.run_dir import opened
 from jaxrl_llm.cli.warm_up import warm_up
-from jaxrl_llm.config import DistributedConfig, RunConfig
+from jaxrl_llm.cli.worlds import wire_form
+from jaxrl_llm.config import DistributedConfig, RunConfig, SamplerConfig
 from jaxrl_llm.metrics import NoLog, RunLog
 from jaxrl_llm.report.fitting import fit_run
 from jaxrl_llm.report.html import write_report
 from jaxrl_llm.report.summary import summarise
+from jaxrl_llm.train.lead import Lead, follow
 from jaxrl_llm.train.loop import Counters, Outcome, Schedule, run_loop
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.state import TrainState, abstract_state, state_from_params
@@ -37,23 +47,46 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     configuration, the files or the devices do not fit, and RunFailedError if training cannot go on.
     """
     place = own_place(config.device)
-    if reinforce and place.count > 1:
-        raise UserError(
-            f"jaxrl train over {place.count} processes cannot work yet: rollouts arrive in the one process that "
-            "samples, and a sampler of its own for several trainer processes does not exist; run `jaxrl sft` over "
-            "several processes, or train in one"
-        )
+    if reinforce:
+        check_evaluation(config)
+        if place.count > 1:
+            _check_shared_training(config, place.count)
     # What is left of the configuration is one and the same in all processes.
-    config, device = _without_processes(config), config.device
+    deployment = config.sampler
+    config, device = without_deployment(_without_processes(config)), config.device
+    check_deployment(deployment)
     configure_jax(device)
     world = join_processes(device, place, config_facts(config) if place.count > 1 else {})
     with world.together("checking the configuration"):
-        setup = assemble(config, world=world)
+        setup = assemble(config, world=world, samples=samples_here(deployment))
     check_setups(world, setup)
-    with closing(setup.reward_workers):
-        rewards = open_rewards(setup) if reinforce else None
+    with closing(setup.reward_processes):
+        rewards = None
+        with world.together("opening the rewards"):
+            if reinforce and world.first:
+                rewards = open_rewards(setup)
         with opened(run_dir, setup), _stop_signals() as asked:
-            return _run(setup, rewards, run_dir, lambda: world.any_process(asked()))
+            return _run(setup, rewards, run_dir, asked, deployment, reinforce=reinforce)
+
+
+def _check_shared_training(config: RunConfig, count: int) -> None:
+    """Raises UserError unless RL over `count` processes can work."""
+    if samples_here(config.sampler):
+        raise UserError(
+            f"jaxrl train over {count} processes, which share all their devices, does not sample in any of them; start "
+            "samplers with `jaxrl sampler` and name them in sampler.workers, or set sampler.remote.listen, where they "
+            "register (and leave sampler.remote.local out)"
+        )
+    if config.sampler.remote.transfer:
+        raise UserError(
+            f"sampler.remote.transfer = true, but the weights of {count} processes are put together on the host of the "
+            "first one; leave it out"
+        )
+    if "model" in config.rollout.rewards:
+        raise UserError(
+            f"rollout.rewards has a part model, but jaxrl train runs over {count} processes, which share all their "
+            "devices; a reward model needs a trainer of one process"
+        )
 
 
 def _without_processes(config: RunConfig) -> RunConfig:
@@ -83,9 +116,12 @@ def _run(
     setup: Setup,
     rewards: OpenedRewards | None,
     run_dir: Path,
-    stop_requested: Callable[[], bool],
+    asked: Callable[[], bool],
+    deployment: SamplerConfig,
+    *,
+    reinforce: bool,
 ) -> str:
-    """Without `rewards` only the warm-up runs."""
+    """Without `reinforce` only the warm-up runs; `rewards` are the first process's."""
     config, world = setup.config, setup.world
     store = CheckpointStore(run_dir / "checkpoints", keep=config.checkpoint.keep, world=world)
     optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
@@ -103,13 +139,21 @@ def _run(
     with world.together("opening the records"):
         log = RunLog(run_dir, resume_step=start if restored else -1) if world.first else NoLog()
     try:
-        with Progress(run_dir.name, steps=config.train.steps, quiet=not world.first) as progress:
-            if restored and rewards is None:
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress(run_dir.name, steps=config.train.steps, quiet=not world.first))
+            for words in ablations(config.model):
+                progress.say(words)
+            if restored and not reinforce:
                 progress.say(f"the warm-up of {run_dir} is done; jaxrl train goes on from step {start}")
                 return "finished"
+            # As early as this, so that samplers find the trainer while it warms up.
+            outlets = Outlets(None)
+            with world.together("opening the samplers' door"):
+                if reinforce and world.first:
+                    outlets = stack.enter_context(open_outlets(setup, deployment, run_dir, log, progress))
             base = frozen_base(run_dir, setup, resumed=restored is not None)
             if state is None:
-                params = warm_up(setup, base, log, progress, stop_requested)
+                params = warm_up(setup, base, log, progress, lambda: world.any_process(asked()))
                 if params is None:
                     log.state("interrupted", step=0, steps=config.train.steps, message="stopped in the warm-up")
                     return "interrupted"
@@ -122,18 +166,35 @@ def _run(
             save = Saver(setup, issuer, store, log)
             if not restored:
                 save(0, state, {})
-            if rewards is None:
+            if not reinforce:
                 log.state("finished", step=0, steps=0, message="supervised warm-up only")
                 return "finished"
-            joined = Joined(setup, rewards.environment(), state, base, reference, start, issuer, save, log, progress)
-            return _reinforce(joined, state, start, extras, run_dir, stop_requested)
+            remote = is_remote(deployment)
+            with world.together("compiling"):
+                wire = wire_form(setup.config, deployment.remote, setup.trainer_mesh) if remote else None
+                work = shared_work(setup, base, reference, save, wire)
+            if not world.first:
+                try:
+                    return follow(world, work, state, asked)
+                except KeyboardInterrupt:
+                    return "interrupted"
+            lead = Lead(world, work)
+
+            def run() -> str:
+                assert rewards is not None
+                environment = rewards.environment()
+                joined = Joined(setup, environment, state, work, lead, start, issuer, log, progress, outlets, asked)
+                ended = _reinforce(joined, state, start, extras, run_dir, asked)
+                if outlets.fleet is not None:
+                    outlets.fleet.finished = ended == "finished"
+                return ended
+
+            return lead.to_the_end(run)
     finally:
         log.close()
 
 
-def _reinforce(
-    joined: Joined, state: TrainState, start: int, extras: Mapping[str, Any], run_dir: Path, stop_requested
-) -> str:
+def _reinforce(joined: Joined, state: TrainState, start: int, extras: Mapping[str, Any], run_dir: Path, asked) -> str:
     config, log, progress = joined.setup.config, joined.log, joined.progress
     steps = config.train.steps
     log.state("running", step=start, steps=steps)
@@ -150,7 +211,7 @@ def _reinforce(
             ),
             counters,
             start=start,
-            stop_requested=stop_requested,
+            stop_requested=lambda: joined.lead.stop_requested(asked),
         )
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)

@@ -4,6 +4,7 @@ Suffixes: N flat tokens, D model width, V vocabulary, K shards of N, M tokens of
 """
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +12,39 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 HIGHEST = lax.Precision.HIGHEST
-Precision = lax.Precision | lax.DotAlgorithmPreset
+HeadDtype = Literal["float32", "bfloat16"]
+"""What the head's products are computed in: float32 at the highest precision, or, to see what that is worth, bfloat16
+(the ablation of ScaleRL's section on the FP32 head): factors and logits are then rounded to it."""
 
 
-def _dot_f32(left: Array, right: Array, contract: tuple[int, int], precision: Precision) -> Array:
-    """Contract one axis of each matrix in float32; on TPU and GPU the default precision would be bf16 or TF32."""
+def _rounded(x: Array, dtype: HeadDtype) -> Array:
+    # A cast alone would not do: XLA may drop a pair of casts to bfloat16 and back, and keep what it should lose.
+    return (x if dtype == "float32" else lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)).astype(dtype)
+
+
+def _dot(left: Array, right: Array, contract: tuple[int, int], dtype: HeadDtype) -> Array:
+    """Contract one axis of each matrix, into float32.
+
+    Of factors in float32, at the highest precision: on TPU and GPU the default would be bf16 or TF32.
+    """
     return lax.dot_general(
-        left,
-        right,
+        _rounded(left, dtype),
+        _rounded(right, dtype),
         (((contract[0],), (contract[1],)), ((), ())),
-        precision=precision,
+        precision=HIGHEST if dtype == "float32" else None,
         preferred_element_type=jnp.float32,
     )
 
 
 def project_f32(
-    hidden_ND: Float[Array, "N D"], head_VD: Float[Array, "V D"], *, precision: Precision = HIGHEST
+    hidden_ND: Float[Array, "N D"], head_VD: Float[Array, "V D"], *, dtype: HeadDtype = "float32"
 ) -> Float[Array, "N V"]:
-    """Logits of the output head, float32 whatever the dtype of its arguments.
+    """Logits of the output head: a float32 array whatever the dtype of its arguments, of a product in `dtype`.
 
     Sampler and trainer both call this one function, because a head that is float32 on one side only makes their
     log-probabilities differ (ScaleRL section on the FP32 head).
     """
-    return _dot_f32(hidden_ND.astype(jnp.float32), head_VD.astype(jnp.float32), (1, 1), precision)
+    return _rounded(_dot(hidden_ND, head_VD, (1, 1), dtype), dtype).astype(jnp.float32)
 
 
 def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
@@ -50,7 +61,7 @@ def token_logprobs(
     chunk: int,
     shards: int = 1,
     wanted_N: Bool[Array, " N"] | None = None,
-    precision: Precision = HIGHEST,
+    dtype: HeadDtype = "float32",
     softcap: float | None = None,
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """Log-probability of each target and entropy of its distribution: two float32 [N], in nats.
@@ -92,14 +103,14 @@ def token_logprobs(
 
     hidden_KMD, targets_KM, used = blocks(hidden_ND), blocks(targets_N), jnp.int32(chunks)
     if wanted_N is None:
-        outputs = _token_logprobs(hidden_KMD, head_VD, targets_KM, temperature, used, (width, precision, softcap))
+        outputs = _token_logprobs(hidden_KMD, head_VD, targets_KM, temperature, used, (width, dtype, softcap))
         return unblocked(outputs[0]), unblocked(outputs[1])
     wanted_KM = blocks(wanted_N)
     order_KM = jnp.argsort(~wanted_KM, axis=1, stable=True)
     used = jnp.max(-(-jnp.sum(wanted_KM, axis=1, dtype=jnp.int32) // width))
     hidden_KMD = jnp.take_along_axis(hidden_KMD, order_KM[:, :, None], axis=1)
     targets_KM = jnp.take_along_axis(targets_KM, order_KM, axis=1)
-    outputs = _token_logprobs(hidden_KMD, head_VD, targets_KM, temperature, used, (width, precision, softcap))
+    outputs = _token_logprobs(hidden_KMD, head_VD, targets_KM, temperature, used, (width, dtype, softcap))
     back_KM = jnp.argsort(order_KM, axis=1)
 
     def in_place(x_KM: Array) -> Array:
@@ -108,8 +119,8 @@ def token_logprobs(
     return in_place(outputs[0]), in_place(outputs[1])
 
 
-_Static = tuple[int, Precision, float | None]
-"""(tokens of one shard in one chunk, precision of the head's products, soft cap of the logits)"""
+_Static = tuple[int, HeadDtype, float | None]
+"""(tokens of one shard in one chunk, dtype of the head's products, soft cap of the logits)"""
 
 
 def _chunk(x_KM: Array, c: Array, width: int) -> Array:
@@ -134,11 +145,11 @@ def _is_target(targets_S: Array, vocab: int) -> Array:
 
 def _forward(hidden_KMD, head_VD, targets_KM, temperature, used, static: _Static):
     """Log-probabilities, entropies and log-sum-exps [K M]; chunks from `used` on stay 0."""
-    width, precision, softcap = static
-    head_VD = head_VD.astype(jnp.float32)
+    width, dtype, softcap = static
+    head_VD = _rounded(head_VD, dtype)
 
     def one_chunk(c, outputs):
-        logits_SV = project_f32(_chunk(hidden_KMD, c, width), head_VD, precision=precision)
+        logits_SV = project_f32(_chunk(hidden_KMD, c, width), head_VD, dtype=dtype)
         logits_SV = soft_cap(logits_SV, softcap) / temperature
         logz_S = jax.nn.logsumexp(logits_SV, axis=-1)
         logp_SV = logits_SV - logz_S[:, None]
@@ -165,11 +176,11 @@ def _token_logprobs_fwd(hidden_KMD, head_VD, targets_KM, temperature, used, stat
 
 
 def _token_logprobs_bwd(static, saved, cotangents):
-    width, precision, softcap = static
+    width, dtype, softcap = static
     hidden_KMD, head_VD, targets_KM, temperature, used, entropy_KM, logz_KM = saved
     shards, _, d = hidden_KMD.shape
     vocab = head_VD.shape[0]
-    head_f32_VD = head_VD.astype(jnp.float32)
+    rounded_VD = _rounded(head_VD, dtype)
 
     def one_chunk(c, carry):
         d_head_KVD, d_hidden_KMD = carry
@@ -179,7 +190,7 @@ def _token_logprobs_bwd(static, saved, cotangents):
         # A row nobody differentiates may hold NaN (padding); 0 * NaN would spread into the head.
         live_S1 = ((d_logprobs_S != 0) | (d_entropy_S != 0))[:, None]
         hidden_SD = jnp.where(live_S1, _chunk(hidden_KMD, c, width).astype(jnp.float32), 0.0)
-        capped_SV = soft_cap(project_f32(hidden_SD, head_f32_VD, precision=precision), softcap)
+        capped_SV = soft_cap(project_f32(hidden_SD, rounded_VD, dtype=dtype), softcap)
         logits_SV = capped_SV / temperature
         logp_SV = logits_SV - logz_S[:, None]
         p_SV = jnp.exp(logp_SV)
@@ -193,8 +204,8 @@ def _token_logprobs_bwd(static, saved, cotangents):
             d_logits_SV *= 1 - (capped_SV / softcap) ** 2  # d tanh = 1 - tanh^2
         # Each shard adds up its own tokens; a plain dot would have all devices agree on [V, D] after every chunk.
         by_shard = [x.reshape(shards, -1, x.shape[-1]) for x in (d_logits_SV, hidden_SD)]
-        d_head_KVD += jax.vmap(lambda d, h: _dot_f32(d, h, (0, 0), precision))(*by_shard)
-        d_hidden_SD = _dot_f32(d_logits_SV, head_f32_VD, (1, 0), precision).astype(hidden_KMD.dtype)
+        d_head_KVD += jax.vmap(lambda d, h: _dot(d, h, (0, 0), dtype))(*by_shard)
+        d_hidden_SD = _dot(d_logits_SV, rounded_VD, (1, 0), dtype).astype(hidden_KMD.dtype)
         return d_head_KVD, _put(d_hidden_KMD, d_hidden_SD, c, width)
 
     nothing = (jnp.zeros((shards, vocab, d), jnp.float32), jnp.zeros_like(hidden_KMD))

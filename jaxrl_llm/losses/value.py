@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.losses.logprobs import HIGHEST, Precision
+from jaxrl_llm.losses.logprobs import HIGHEST
 from jaxrl_llm.losses.objectives import keep_where
 
 
@@ -13,11 +13,9 @@ def critic_values(
     hidden: Float[Array, "*b D"],
     head_D: Float[Array, " D"],
     bias: Float[Array, ""],
-    *,
-    precision: Precision = HIGHEST,
 ) -> Float[Array, "*b"]:
     """The critic's head: one float32 value per token, hidden . head + bias. Start it from zeros."""
-    product = jnp.matmul(hidden.astype(jnp.float32), head_D.astype(jnp.float32), precision=precision)
+    product = jnp.matmul(hidden.astype(jnp.float32), head_D.astype(jnp.float32), precision=HIGHEST)
     return product + bias.astype(jnp.float32)
 
 

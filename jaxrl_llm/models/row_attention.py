@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.models.attention import attend, document_mask, in_chunk, in_window
+from jaxrl_llm.models.shared_splash import attend_twice
 from jaxrl_llm.sharding import RULES, parts, spec
 from jaxrl_llm.types import UserError
 
@@ -94,8 +95,8 @@ def _refusal(implementation: Implementation, model: ModelConfig, device: Any, sh
     wanted = {"splash": "tpu", "cudnn": "gpu", "xla": device.platform}[implementation]
     if device.platform != wanted:
         return f"it is a kernel for {wanted.upper()}, the trainer's devices are {device.platform}"
-    if implementation == "splash" and share_prompts:
-        return "its tokens see their own segment only, no shared prompt; set train.share_prompts=false"
+    if implementation == "splash" and share_prompts and model.window is not None:
+        return "its windows count places in a row, which a shared prompt is not next to; set train.share_prompts=false"
     return _cudnn_refusal(model, device) if implementation == "cudnn" else None
 
 
@@ -162,15 +163,17 @@ def _kernel(how: RowAttention, sight: Sight, scale: float, softcap: float | None
     """(queries, keys, values) -> attended, by the kernel that `how` names."""
     rows, own = spec(("batch", None)), spec(("batch", "time"))
     if how.implementation == "splash":
-        assert sight.prefix_ids_BT is None  # choose_attention has refused them
+        assert sight.prefix_ids_BT is None or sight.window is None  # choose_attention has refused both
         # Made here, once for all layers that see so: the blocks of a long row's mask take seconds to work out.
         kernel = _splash_kernel(sight, softcap, parts(how.mesh, "time"), how.interpret)
         by_block = PartitionSpec()
         if how.mesh is not None:
             by_block = kernel.manual_sharding_spec(NamedSharding(how.mesh, spec((None, "time"))))
-        run = _on_shards(how.mesh, functools.partial(_splash, scale=scale), (own, rows, by_block))
-        documents_BT = _documents(sight)
-        return lambda q, k, v: run(q, k, v, documents_BT, documents_BT, kernel)
+        run = _on_shards(how.mesh, functools.partial(_splash, scale=scale), (own, rows, own, by_block))
+        documents_BT, prompts_BT = _documents(sight, sight.segment_ids_BT), None
+        if sight.prefix_ids_BT is not None:
+            prompts_BT = jnp.where(sight.prefix_ids_BT > 0, _documents(sight, sight.prefix_ids_BT), 0)
+        return lambda q, k, v: run(q, k, v, documents_BT, documents_BT, prompts_BT, kernel)
     assert softcap is None  # choose_attention has refused it
     run = functools.partial(_cudnn, scale=scale, window=sight.window, chunk=sight.chunk)
     run = _on_shards(how.mesh, run, (rows,) * 3)
@@ -233,12 +236,12 @@ def _cudnn(
     return attended[:, :T]
 
 
-def _documents(sight: Sight) -> Int[Array, "B T"]:
+def _documents(sight: Sight, segment_ids_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
     """Segment ids in which every chunk of a document is one of its own; 0 stays padding."""
     if sight.chunk is None:
-        return sight.segment_ids_BT
-    chunks = sight.segment_ids_BT.shape[1] // sight.chunk + 1  # no document has more
-    return sight.segment_ids_BT * chunks + sight.positions_BT // sight.chunk
+        return segment_ids_BT
+    chunks = segment_ids_BT.shape[1] // sight.chunk + 1  # no document has more
+    return segment_ids_BT * chunks + sight.positions_BT // sight.chunk
 
 
 def _splash_kernel(sight: Sight, softcap: float | None, pieces: int, interpret: bool) -> Any:
@@ -278,6 +281,7 @@ def _splash(
     v_BUKC: Float[Array, "B U K C"],
     segment_ids_BT: Int[Array, "B T"],
     segment_ids_BU: Int[Array, "B U"],
+    prompt_ids_BT: Int[Array, "B T"] | None,
     kernel: Any,
     *,
     scale: float,
@@ -287,8 +291,14 @@ def _splash(
     q, segments_BT = _padded(_SPLASH_BLOCKS[-1], q_BTHC, segment_ids_BT)
     k, v, segments_BU = _padded(_SPLASH_BLOCKS[-1], k_BUKC, v_BUKC, segment_ids_BU)
 
-    def one_row(q_HTC, k_KUC, v_KUC, segments_T, segments_U):
-        return kernel(q_HTC, k_KUC, v_KUC, segment_ids=splash.SegmentIds(segments_T, segments_U))
+    def one_row(q_HTC, k_KUC, v_KUC, segments_T, segments_U, prompts_T):
+        if prompts_T is None:
+            return kernel(q_HTC, k_KUC, v_KUC, segment_ids=splash.SegmentIds(segments_T, segments_U))
+        return attend_twice(kernel, q_HTC, k_KUC, v_KUC, segments_T, prompts_T, segments_U)
 
+    prompts_BT = None
+    if prompt_ids_BT is not None:
+        (prompts_BT,) = _padded(_SPLASH_BLOCKS[-1], prompt_ids_BT)
+        prompts_BT = jnp.where(prompts_BT > 0, prompts_BT, -1)  # padding is no prompt
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    return jax.vmap(one_row)(q, k, v, segments_BT, segments_BU).swapaxes(1, 2)[:, :T]
+    return jax.vmap(one_row)(q, k, v, segments_BT, segments_BU, prompts_BT).swapaxes(1, 2)[:, :T]

@@ -90,6 +90,10 @@ class Decoder:
         self._held = False
         self._at_boundary(self._due)
 
+    @property
+    def busy(self) -> bool:
+        return self._dispatches > 0
+
     # Dispatches.
 
     def _poke(self) -> None:

@@ -3,16 +3,15 @@
 import random
 from collections.abc import Sequence
 from functools import partial
-
-import numpy as np
+from typing import get_args
 
 from jaxrl_llm.losses.advantages import centre, normalise
 from jaxrl_llm.losses.aggregate import completion_weights
 from jaxrl_llm.pipeline.simulation import Books, RunSpec, SamplerSpec, Simulation
 from jaxrl_llm.rollout.batching import Selection
-from jaxrl_llm.rollout.coordinator import Coordinator
+from jaxrl_llm.rollout.coordinator import Coordinator, Order, Priority, Straggler
 from jaxrl_llm.rollout.issue import GroupIssuer
-from jaxrl_llm.rollout.lag import LagRule
+from jaxrl_llm.rollout.lag import LagRule, Mode
 from jaxrl_llm.rollout.rows import RowShape
 
 _MAX_EVENTS = 5_000
@@ -60,14 +59,15 @@ def selection(group_size: int) -> Selection:
 def random_simulation(seed: int) -> tuple[Simulation, "Disturber"]:
     """The run of this seed, and what disturbs it after each event."""
     rng = random.Random(seed)
-    mode = rng.choice(("sync", "ppo_off_policy", "pipeline", "pipeline"))
+    modes: tuple[Mode, ...] = ("sync", "ppo_off_policy", "pipeline", "pipeline")
+    mode = rng.choice(modes)
     k = rng.randint(1, 3) if mode == "ppo_off_policy" else rng.randint(0, 3)
     per_step, group_size = rng.randint(1, 3), rng.randint(2, 3)
-    straggler = rng.choice(("drop", "train", "reissue"))
+    straggler = rng.choice(get_args(Straggler))
     timeout = rng.choice((None, 30.0, 60.0))
-    order = rng.choice(("issue", "finished"))
+    order = rng.choice(get_args(Order))
     max_ready = rng.choice((None, per_step, 2 * per_step)) if mode == "pipeline" else None
-    priority = rng.choice(("evaluation", "training"))
+    priority = rng.choice(get_args(Priority))
 
     def coordinator(issuer: GroupIssuer, step: int) -> Coordinator:
         return Coordinator(
@@ -107,7 +107,7 @@ def random_simulation(seed: int) -> tuple[Simulation, "Disturber"]:
         samplers=samplers,
         length=lambda stream, sibling: 1 + (7919 * (stream + 3 * sibling) + seed) % spread,
         reward=lambda group_id, sibling: float((group_id + sibling * (group_id % 3)) % 2),
-        train_s=lambda tokens: rng.uniform(0.5, 1.5) * train_s,
+        train_s=lambda tokens, documents: rng.uniform(0.5, 1.5) * train_s,
         selection=selection(group_size),
         shape=RowShape(per_step * group_size, 1, _LONGEST + 1),
         score_s=rng.choice((0.0, 0.1, 1.0)),
@@ -148,8 +148,3 @@ def run_schedule(seed: int) -> Books:
     """Run the schedule of this seed to its end. Raises BrokenRuleError, or what a rule of the real code raises."""
     simulation, disturber = random_simulation(seed)
     return simulation.run(max_events=_MAX_EVENTS, disturb=disturber)
-
-
-def lag_seen(seeds: Sequence[int]) -> np.ndarray:
-    """The greatest lag of each schedule."""
-    return np.array([run_schedule(seed).lag_max for seed in seeds])

@@ -54,10 +54,13 @@ class SamplerSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The run. `length(group_id, sibling)` is a completion's length, `reward(...)` its reward; `train_s(tokens)` what a
-    step on so many takes, `score_s` what a group's rewards do. Samplers in the trainer's own process (`local`) get work
-    only between two dispatches. `evaluate_every` steps an evaluation of `evaluate_prompts` runs on the samplers,
-    `checkpoint_every` steps a checkpoint is written. Every `heartbeat_s` samplers say that they live (0: never)."""
+    """The run. `length(group_id, sibling)` is a completion's length, `reward(group_id, sibling)` its reward.
+
+    A step on so many tokens of so many completions takes `train_s(tokens, documents)`, a group's rewards `score_s`.
+    Samplers in the trainer's own process (`local`) get work only between two dispatches. Every `evaluate_every` steps
+    an evaluation of `evaluate_prompts` runs on the samplers, every `checkpoint_every` steps a checkpoint is written,
+    every `heartbeat_s` samplers say that they live (0: never). What broke off is tried again after `retry_s`.
+    """
 
     steps: int
     prompts_per_step: int
@@ -66,7 +69,7 @@ class RunSpec:
     samplers: Sequence[SamplerSpec]
     length: Callable[[int, int], int]
     reward: Callable[[int, int], float]
-    train_s: Callable[[int], float]
+    train_s: Callable[[int, int], float]
     selection: Selection
     shape: RowShape | None = None
     score_s: float = 0.0
@@ -175,6 +178,10 @@ class _Trainer:
         return self.life == self._sim.life
 
     @property
+    def busy(self) -> bool:
+        return self._busy
+
+    @property
     def done(self) -> bool:
         return self.alive and self.step >= self._spec.steps and not self._busy and self._pinned is None
 
@@ -249,7 +256,7 @@ class _Trainer:
         if self._spec.shape is not None:
             pack(chosen.documents, self._spec.shape)
         tokens = sum(len(document.completion_C) for document in chosen.documents)
-        cost_s = self._spec.train_s(tokens)
+        cost_s = self._spec.train_s(tokens, len(chosen.documents))
         for host in self._sim.hosts:
             host.look()
 
@@ -284,6 +291,7 @@ class _Trainer:
                 "step": self.step,
                 "at_s": self._clock.now,
                 "tokens": sampled,
+                "train_s": cost_s,
                 **lag,
                 "trainer_waits_s": self._waits,
                 "sampler_waits_s": waits.empty_s,
@@ -298,6 +306,8 @@ class _Trainer:
             for host in sim.hosts:
                 host.push()
         self._busy = False
+        for host in sim.hosts:
+            host.look()
         every = self._spec.evaluate_every
         if every and self.step % every == 0 and self.coordinator.publishes(self.step):
             tasks = [
@@ -420,6 +430,10 @@ class _Host:
             self._stopped_until = self._clock.now + seconds
             self._decoder.hold(seconds)
 
+    @property
+    def busy(self) -> bool:
+        return self._decoder is not None and self._decoder.busy
+
     def look(self) -> None:
         if self._decoder is not None and self._spec_is_local:
             self._decoder.look()
@@ -502,6 +516,7 @@ class _Host:
         name = self.name
         self._holds, self._pushing = weights.version, False
         self._trainer.heard(lambda coordinator, now: coordinator.join(name, weights.version, spec.slots, now))
+        self._trainer.distribute()
         self._beat()
         self.push()
 

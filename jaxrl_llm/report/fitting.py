@@ -11,6 +11,7 @@ from jaxrl_llm.scaling.forecast import Forecast, forecast_curve, no_forecast
 from jaxrl_llm.types import UserError
 
 DEFAULT_AXIS = "flops"
+_FORMAT = 2  # of fit.json; one of another form is made anew
 
 
 def forecast_run(run: RunFiles) -> dict[str, Forecast]:
@@ -74,6 +75,6 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _stamp(run: RunFiles) -> dict[str, Any]:
-    """Which evaluations a fit was made of."""
+    """Which evaluations a fit was made of, and in which form it was written down."""
     last_step = int(number(run.evaluations[-1], "step")) if run.evaluations else None
-    return {"evaluations": len(run.evaluations), "last_step": last_step}
+    return {"format": _FORMAT, "evaluations": len(run.evaluations), "last_step": last_step}

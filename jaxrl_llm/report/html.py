@@ -71,11 +71,14 @@ def _tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     if fit is not None:
         low, high = fit["interval"]["A"]
         forecast_note = f"95 %: {low:.3f} to {high:.3f}"
+        if "A" in fit["undetermined"]:
+            forecast_note = "not determined by the first half, see below"
+    known_A = fit["A"] if fit is not None and "A" not in fit["undetermined"] else None
     metric = summary["metric"] or "evaluation"
     return [
         _tile(f"{metric}, last", summary["eval_last"], ".3f", f"first {_text(summary['eval_first'], '.3f')}"),
         _tile(f"{metric}, best", summary["eval_best"], ".3f", f"{summary['evaluations']} evaluations"),
-        _tile("forecast asymptote A", fit and fit["A"], ".3f", forecast_note),
+        _tile("forecast asymptote A", known_A, ".3f", forecast_note),
         _tile("forecast error", summary["forecast_error"], ".4f", "mean absolute, held-out half"),
         _tile("largest lag", summary["lag_max"], "d", f"bound {_text(summary['lag_bound'], 'd')}"),
         _tile("largest mismatch", summary["mismatch_max"], ".2e", "nats, sampler against trainer"),
@@ -100,6 +103,8 @@ def _warnings(run: RunFiles, summary: Mapping[str, Any], main: Forecast) -> list
         and summary["lag_max"] > summary["lag_bound"]
     ):
         found.append(f"The lag reached {summary['lag_max']}, beyond its bound {summary['lag_bound']}.")
+    if (head := run.environment.get("head_dtype", "float32")) != "float32":
+        found.append(f"Ablation: the output head computed in {head}, in trainer and sampler.")
     if (summary["truncation_rate"] or 0) > 0.10:
         found.append(
             f"{summary['truncation_rate']:.1%} of the completions were truncated; 10 to 15 % precede instability."
@@ -160,10 +165,10 @@ def _fit_rows(forecasts: Mapping[str, Forecast]) -> list[dict[str, Any]]:
                     "label": label,
                     "reason": None,
                     "points": fit.points,
-                    "A": f"{fit.A:.3f}",
-                    "B": f"{fit.B:.3g}",
-                    "C_mid": f"{fit.C_mid:.3g}",
-                    "R0": f"{fit.R0:.3f}",
+                    **{
+                        key: "not determined" if key in fit.undetermined else format(fit.params[key], form)
+                        for key, form in (("A", ".3f"), ("B", ".3g"), ("C_mid", ".3g"), ("R0", ".3f"))
+                    },
                     "error": _text(error, ".4f"),
                     **{
                         f"{key}_interval": "{:{form}} to {:{form}}".format(*interval[key], form=form)

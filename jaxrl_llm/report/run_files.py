@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.scaling.curves import Axis, Curve
+from jaxrl_llm.scaling.eval_log import RUN_FILES, Record, is_run, number, read_lines
 from jaxrl_llm.types import UserError
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,15 @@ def read_run(run_dir: str | Path) -> RunFiles:
     path = Path(run_dir)
     if not path.is_dir():
         raise UserError(f"no run directory {path}; give the directory that `jaxrl train` wrote")
-    names = ("state.json", "metrics.jsonl", "eval.jsonl", "config.yaml")
-    if not any((path / name).is_file() for name in names):
-        raise UserError(f"{path} is no run directory: it has none of {', '.join(names)}")
+    if not is_run(path):
+        raise UserError(f"{path} is no run directory: it has none of {', '.join(RUN_FILES)}")
     unreadable: dict[str, int] = {}
 
     def lines(name: str, *, repeated: bool = False) -> tuple[Record, ...]:
-        records, bad = _read_lines(path / name)
+        records, bad = read_lines(path / name, repeated=repeated)
         if bad:
             unreadable[name] = bad
-        return tuple(_rewound(records, repeated=repeated))
+        return tuple(records)
 
     config = path / "config.yaml"
     return RunFiles(
@@ -83,14 +81,6 @@ def read_run(run_dir: str | Path) -> RunFiles:
         samples=lines("samples.jsonl", repeated=True),
         unreadable=unreadable,
     )
-
-
-def number(record: Record, key: str, default: float = math.nan) -> float:
-    """The number under `key`; `default` where there is none (missing, null, not a number)."""
-    value = record.get(key)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    return default
 
 
 def series(records: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -115,40 +105,3 @@ def _read_object(path: Path) -> Record:
     if not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object; restore it or delete it")
     return value
-
-
-def _read_lines(path: Path) -> tuple[list[Record], int]:
-    """The objects of a JSONL file, and how many lines (an unfinished last one apart) hold none."""
-    if not path.is_file():
-        return [], 0
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.split("\n")
-    unfinished = len(lines) - 1  # what follows the last newline: empty, unless the writer was stopped in mid-line
-    records, bad = [], 0
-    for index, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            record = None
-        if isinstance(record, dict) and math.isfinite(number(record, "step")):
-            records.append(record)
-        elif index != unfinished:
-            bad += 1
-    return records, bad
-
-
-def _rewound(records: list[Record], *, repeated: bool) -> list[Record]:
-    """Leave out what a resumed run did again: from the step it went back to, the later lines count.
-
-    `repeated` says that one step may have several lines; going back then shows as a falling step only.
-    """
-    kept: list[Record] = []
-    for record in records:
-        step = number(record, "step")
-        if kept and (step < kept[-1]["step"] or (step == kept[-1]["step"] and not repeated)):
-            while kept and kept[-1]["step"] >= step:
-                kept.pop()
-        kept.append(record)
-    return kept

@@ -42,7 +42,7 @@ def summarise_files(run: RunFiles, fits: dict[str, Any]) -> dict[str, Any]:
         "eval_best": _plain(values.max()) if values.size else None,
         "fit": None
         if fit is None
-        else {key: fit[key] for key in ("law", "A", "B", "C_mid", "R0", "interval", "warnings")},
+        else {key: fit[key] for key in ("law", "A", "B", "C_mid", "R0", "interval", "undetermined", "warnings")},
         "fit_axis": fits["axis"],
         "fit_reason": fits["reason"],
         "forecast_error": fits["forecast_error"],
@@ -59,6 +59,9 @@ def summarise_files(run: RunFiles, fits: dict[str, Any]) -> dict[str, Any]:
         "flops": _plain(last(metrics, "flops")),
         "device_seconds": _plain(last(metrics, "device_seconds")),
         "tokens_per_s": _plain(throughput(metrics)),
+        "trainer_wait_share": _plain(share_of_time(metrics, "trainer_wait_s")),
+        "sampler_wait_share": _plain(share_of_time(metrics, "sampler_wait_s")),
+        "lag_mean": _plain(_mean(metrics, "lag_mean")),
         "wall_s": _plain(wall),
     }
 
@@ -71,6 +74,14 @@ def truncation_rate(metrics: Sequence[Record]) -> float | None:
     return float(kept[:, 0] @ kept[:, 1] / total) if total > 0 else None
 
 
+def share_of_time(metrics: Sequence[Record], key: str) -> float | None:
+    """The seconds under `key` of all steps over the seconds of those steps."""
+    pairs = [(number(line, key), number(line, "step_s")) for line in metrics]
+    kept = np.array([pair for pair in pairs if np.isfinite(pair).all()]).reshape(-1, 2)
+    total = kept[:, 1].sum()
+    return float(kept[:, 0].sum() / total) if total > 0 else None
+
+
 def throughput(metrics: Sequence[Record]) -> float | None:
     """Tokens generated per second of the run's wall clock."""
     tokens, wall = last(metrics, "tokens_generated"), last(metrics, "wall_s")
@@ -80,6 +91,11 @@ def throughput(metrics: Sequence[Record]) -> float | None:
 def _largest(metrics: Sequence[Record], key: str) -> float | None:
     _, values = series(metrics, key)
     return float(values.max()) if values.size else None
+
+
+def _mean(metrics: Sequence[Record], key: str) -> float | None:
+    _, values = series(metrics, key)
+    return float(values.mean()) if values.size else None
 
 
 def _plain(value: Any) -> float | None:

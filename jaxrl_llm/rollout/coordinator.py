@@ -11,8 +11,9 @@ the one that a sibling waits for is counted and ignored. A sampler has a name fo
 new name, so that a message of its past life can never speak for it.
 """
 
+import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -188,6 +189,9 @@ class Coordinator:
         self._groups: dict[int, _Group] = {}  # training's, in issue order, until they are taken or dropped
         self._pinned: dict[int, _Group] = {}  # evaluation's, until they are taken
         self._next_pinned = -1
+        self._waiting: dict[int, _Group] = {}  # of both, those with siblings that nobody samples
+        self._unscored: deque[_Group] = deque()
+        self._stock = 0  # of training's groups, those sampled
         self._finished: list[int] = []  # ready groups, in the order they became so
         self._ages_s: dict[int, float] = {}
         self._exhausted = False
@@ -274,7 +278,7 @@ class Coordinator:
         new = [self._admit_pinned, self._admit_new] if self._priority == "evaluation" else [
             self._admit_new, self._admit_pinned
         ]  # fmt: skip
-        assignments = self._admit_again(self._groups.values())
+        assignments = self._admit_again(pinned=False)
         for admit in new:
             assignments += admit()
         self._note_reasons()
@@ -320,7 +324,7 @@ class Coordinator:
         """Give every group that takes too long its declared fate. What samplers may stop working on, also because of
         groups dropped since the last call."""
         self._advance(now)
-        for group in self._all_groups():
+        for group in self._all_groups() if self._timeout < math.inf else ():
             late = {a: run for a, run in group.runs.items() if now >= run.since + self._timeout}
             if late:
                 self._straggle(group, late)
@@ -331,7 +335,7 @@ class Coordinator:
         """Seconds until `admit` or `overdue` may have something to do although nobody reported anything."""
         if self._cancels:
             return 0.0
-        due = [g.not_before for g in self._all_groups() if g.missing and g.not_before > now]
+        due = [g.not_before for g in self._waiting.values() if g.not_before > now]
         if self._timeout < math.inf:
             due += [run.since + self._timeout for g in self._all_groups() for run in g.runs.values()]
         return max(0.0, min(due) - now) if due else None
@@ -340,11 +344,11 @@ class Coordinator:
 
     def unscored(self) -> Unscored | None:
         """The next group to work out rewards for, given out once; None if none waits."""
-        for group in self._groups.values():
-            if group.stage == "unscored":
-                group.stage = "scoring"
-                return Unscored(group.group_id, group.task, tuple(group.done[s] for s in sorted(group.done)))
-        return None
+        if not self._unscored:
+            return None
+        group = self._unscored.popleft()
+        group.stage = "scoring"
+        return Unscored(group.group_id, group.task, tuple(group.done[s] for s in sorted(group.done)))
 
     def scored(self, group: EpisodeGroup) -> None:
         """The rewards of a group that `unscored` gave out."""
@@ -368,6 +372,7 @@ class Coordinator:
         for group_id in chosen:
             self._finished.remove(group_id)
             group = self._groups.pop(group_id)
+            self._stock -= 1
             assert group.scored is not None
             groups.append(group.scored)
             self._ages_s[group_id] = self._now - group.issued_at
@@ -410,7 +415,7 @@ class Coordinator:
             group_id, self._next_pinned = self._next_pinned, self._next_pinned - 1
             group = _Group(group_id, task, first_stream + index, siblings, version, self._now, pinned=version)
             group.missing = list(range(siblings))
-            self._pinned[group_id] = group
+            self._pinned[group_id] = self._waiting[group_id] = group
             ids.append(group_id)
         return ids
 
@@ -422,6 +427,7 @@ class Coordinator:
         groups = [self._pinned[group_id] for group_id in ids]
         if broken := [group for group in groups if group.failed is not None]:
             for group_id in ids:
+                self._waiting.pop(group_id, None)
                 del self._pinned[group_id]
             raise RunFailedError(f"evaluation of version {broken[0].pinned} gave up: {broken[0].failed}")
         if any(len(group.done) < group.size for group in groups):
@@ -507,11 +513,13 @@ class Coordinator:
 
     # Admission.
 
-    def _stock(self) -> int:
-        return sum(group.stage != "sampling" for group in self._groups.values())
-
     def _stocked(self) -> bool:
-        return self._max_ready is not None and self._stock() >= self._max_ready
+        """Whether enough groups wait for nobody but the trainer (or their rewards)."""
+        if self._max_ready is None or self._stock < self._max_ready:
+            return False
+        # In issue order those behind a group that is still sampled wait for that one.
+        head = itertools.islice(self._groups.values(), self._max_ready)
+        return self._order == "finished" or all(group.stage != "sampling" for group in head)
 
     def _new_may_start(self, version: int) -> bool:
         """Whether one more group that starts under `version` would be trained in time, whatever happens."""
@@ -539,10 +547,10 @@ class Coordinator:
         able = [s for s in self._samplers.values() if s.occupied < s.slots and not s.silent and allowed(s)]
         return min(able, key=lambda s: s.occupied / s.slots, default=None)
 
-    def _admit_again(self, groups: Iterable[_Group]) -> list[Assignment]:
+    def _admit_again(self, *, pinned: bool) -> list[Assignment]:
         assignments = []
-        for group in groups:
-            if group.missing and group.not_before <= self._now and group.failed is None:
+        for group in list(self._waiting.values()):
+            if (group.pinned is not None) == pinned and group.not_before <= self._now:
                 if group.pinned is not None:
                     able = [s for s in self._samplers.values() if s.version == group.pinned]
                 else:
@@ -555,7 +563,7 @@ class Coordinator:
         return assignments
 
     def _admit_pinned(self) -> list[Assignment]:
-        return self._admit_again(self._pinned.values())
+        return self._admit_again(pinned=True)
 
     def _admit_new(self) -> list[Assignment]:
         assignments = []
@@ -576,6 +584,7 @@ class Coordinator:
 
     def _assign(self, group: _Group, sampler: _Sampler) -> Assignment:
         siblings, group.missing = tuple(group.missing), []
+        self._waiting.pop(group.group_id, None)
         attempt, group.attempts = group.attempts, group.attempts + 1
         group.runs[attempt] = _Run(sampler.name, set(siblings), self._now, sampler.version)
         sampler.in_flight += len(siblings)
@@ -587,7 +596,7 @@ class Coordinator:
                 sampler.reason = "silent"
             elif self._exhausted:
                 sampler.reason = "prompts"
-            elif any(group.missing and group.not_before > self._now for group in self._all_groups()):
+            elif any(group.not_before > self._now for group in self._waiting.values()):
                 sampler.reason = "back_off"
             elif self._stocked():
                 sampler.reason = "stock"
@@ -602,6 +611,8 @@ class Coordinator:
         """Nothing is missing any more: on to the rewards."""
         if not group.runs and not group.missing and group.pinned is None:
             group.stage = "unscored"
+            self._unscored.append(group)
+            self._stock += 1
 
     def _wrong_versions(self, group: _Group, run: _Run, completion: Completion) -> str | None:
         versions = completion.versions_T
@@ -623,6 +634,7 @@ class Coordinator:
         if run.sampler in self._samplers:
             self._samplers[run.sampler].in_flight -= len(run.siblings)
         group.missing = sorted([*group.missing, *run.siblings])
+        self._waiting[group.group_id] = group
         return run
 
     def _fail(self, group: _Group, attempt: int, reason: str) -> None:
@@ -644,6 +656,7 @@ class Coordinator:
 
     def _drop(self, group: _Group, reason: str, words: str) -> None:
         self._cancel(group, list(group.runs))
+        self._waiting.pop(group.group_id, None)
         self._event("dropped", f"group {group.group_id} is dropped ({reason}) {words}", None, group.group_id)
         if group.pinned is not None:
             group.failed = words
@@ -677,6 +690,7 @@ class Coordinator:
         else:
             self._cancel(group, list(group.runs))
             group.missing = []
+            del self._waiting[group.group_id]
             self._event(
                 "straggler",
                 f"group {group.group_id} goes on with {len(group.done)} of {group.size} siblings {words}",

@@ -8,10 +8,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxrl_llm.rollout.coordinator import Assignment, Cancel, Coordinator, Event, Unscored, Waits
-from jaxrl_llm.types import Completion, EpisodeGroup, PromptTask
+from jaxrl_llm.types import Completion, EpisodeGroup, PromptTask, RunFailedError
+
+_LOOK_S = 0.5
+
+
+class WaitGivenUpError(Exception):
+    """The trainer was asked to stop while it waited for groups."""
 
 
 class Driver(Protocol):
@@ -22,6 +28,10 @@ class Driver(Protocol):
     """
 
     def start(self, exchange: "Exchange") -> None: ...
+
+    def report(self) -> dict[str, Any]:
+        """For the record of a step, since the last call."""
+        ...
 
     def stop(self) -> None:
         """Returns once the threads have ended. `exchange.stopping` is true already."""
@@ -142,14 +152,16 @@ class Exchange:
 
     # The trainer.
 
-    def take(self) -> list[EpisodeGroup]:
-        """See Coordinator.take; blocks until the groups are there."""
+    def take(self, give_up: Callable[[], bool] | None = None) -> list[EpisodeGroup]:
+        """See Coordinator.take; blocks until the groups are there. Raises WaitGivenUpError once `give_up()` holds."""
         with self._lock:
             while (groups := self._coordinator.take(self._clock())) is None:
                 self._raise_error()
                 since, reason = self._clock(), self._coordinator.trainer_waits_for()
                 # Samplers distribute work, and may all be waiting for an event that is far away.
-                self._for_others.wait()
+                self._for_others.wait(_LOOK_S if give_up is not None else None)
+                if give_up is not None and give_up():
+                    raise WaitGivenUpError
                 self._trainer_waits[reason] += self._clock() - since
             self._raise_error()
             return groups
@@ -212,6 +224,8 @@ class Exchange:
     def _raise_error(self) -> None:
         if self._error:
             thread, error = self._error
+            if isinstance(error, RunFailedError):  # which says it all
+                raise error
             raise RuntimeError(f"the {thread} thread failed") from error
 
     def _distribute(self) -> None:

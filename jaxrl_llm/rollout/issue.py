@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl_llm.data.curriculum import PassRates
 from jaxrl_llm.data.ledger import Ledger
-from jaxrl_llm.data.prompts import PromptStream
+from jaxrl_llm.data.prompts import Prompts
 from jaxrl_llm.types import EpisodeGroup, PromptTask
 
 
@@ -16,22 +16,24 @@ class GroupIssuer:
     One lock makes "advance the stream" and "book the group" a single act, so a checkpoint never falls between them.
     """
 
-    def __init__(self, stream: PromptStream, rates: PassRates):
+    def __init__(self, stream: Prompts, rates: PassRates):
         self._stream, self._rates, self._ledger = stream, rates, Ledger()
         self._again: list[tuple[int, int]] = []
         self._lock = threading.Lock()
 
     def take(self) -> tuple[int, PromptTask] | None:
-        """(group id, prompt), or None once every prompt of the stream is retired."""
+        """(group id, prompt), or None once every prompt of the stream is retired or used up."""
         with self._lock:
             if self._again:
                 group_id, index = self._again.pop(0)
-                return group_id, self._stream[index]
+                task = self._stream[index]
+                assert task is not None  # it was issued once
+                return group_id, task
             for _ in range(self._stream.epoch_size * 2):  # two epochs' worth of indices meet every prompt at least once
                 index = self._stream.next_index
                 self._stream.next_index += 1
                 task = self._stream[index]
-                if not self._rates.retired(task.task_id):
+                if task is not None and not self._rates.retired(task.task_id):
                     return self._ledger.issue(index), task
             return None
 

@@ -6,7 +6,7 @@ starts at once.
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxrl_llm.rollout.exchange import Exchange
 from jaxrl_llm.rollout.requests import HowToSample
@@ -48,6 +48,9 @@ class LocalSampler:
     def start(self, exchange: Exchange) -> None:
         self._thread = threading.Thread(target=self._guard, args=(exchange,), name="rollout", daemon=True)
         self._thread.start()
+
+    def report(self) -> dict[str, Any]:
+        return {}
 
     def stop(self) -> None:
         """After the present scheduler step."""

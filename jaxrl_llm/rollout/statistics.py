@@ -78,6 +78,14 @@ def pass_rate(groups: Sequence[EpisodeGroup]) -> float:
     return float(np.mean(right)) if right else float("nan")
 
 
+def by_source(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+    """ "value/NAME" -> pass rate of the prompts of each source; empty where there is but one."""
+    names = dict.fromkeys(group.task.source for group in groups)
+    if len(names) < 2:
+        return {}
+    return {f"value/{name}": pass_rate([group for group in groups if group.task.source == name]) for name in names}
+
+
 def sampled_tokens(groups: Sequence[EpisodeGroup]) -> tuple[int, int]:
     """(prompt tokens prefilled once per group, tokens sampled)."""
     prompts = sum(len(group.task.tokens_T) for group in groups)

@@ -15,11 +15,14 @@ from jaxrl_llm.rollout.coordinator import Coordinator
 from jaxrl_llm.rollout.exchange import Driver, Exchange
 from jaxrl_llm.rollout.statistics import age_by_length
 from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PolicyWeights, PromptTask
-from jaxrl_llm.weights import WeightBoard
 
 
 class Environment(Protocol):
     def episodes(self, task: PromptTask, completions: Sequence[Completion]) -> Sequence[Episode]: ...
+
+
+class Board(Protocol):
+    def publish(self, weights: PolicyWeights) -> None: ...
 
 
 class RolloutWorker:
@@ -34,11 +37,13 @@ class RolloutWorker:
         coordinator: Coordinator,
         environment: Environment,
         samplers: Sequence[Driver],
-        board: WeightBoard,
+        board: Board,
+        give_up: Callable[[], bool] | None = None,
         *,
         scorers: int = 1,
     ):
         self.exchange = Exchange(coordinator)
+        self._give_up = give_up
         self._environment, self._samplers, self._board = environment, samplers, board
         self._rewards = [threading.Thread(target=self._score, name="rewards", daemon=True) for _ in range(scorers)]
 
@@ -59,9 +64,9 @@ class RolloutWorker:
     def next_groups(self) -> list[EpisodeGroup]:
         """The next step's groups; fewer only when no prompt is left to issue.
 
-        Blocks. Re-raises what ended one of the threads.
+        Blocks; raises WaitGivenUpError once `give_up()` holds. Re-raises what ended one of the threads.
         """
-        return self.exchange.take()
+        return self.exchange.take(self._give_up)
 
     def publish(self, version: int, make: Callable[[], Any]) -> None:
         """The trainer has made `version`; `make()` is the samplers' copy of its weights, made only if they get it."""
@@ -88,6 +93,7 @@ class RolloutWorker:
             "trainer_waits_s": trainer_waits_s,
             "age_by_length_s": age_by_length(groups, self.exchange.ages_s()),
             "rollouts": self.exchange.counts(),
+            **{name: value for sampler in self._samplers for name, value in sampler.report().items()},
         }
 
     def _score(self) -> None:

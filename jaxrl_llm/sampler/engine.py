@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import sharding
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.losses.logprobs import HIGHEST, Precision, project_f32, soft_cap
+from jaxrl_llm.losses.logprobs import project_f32, soft_cap
 from jaxrl_llm.models.buckets import length_buckets
 from jaxrl_llm.models.kv_cache import Cache, copy_row, copy_rows, empty_cache, slot_axis
 from jaxrl_llm.models.transformer import decode, extend, head_weight
@@ -90,7 +90,6 @@ class PolicyEngine(Engine):
       prefill_buckets: lengths that prompts are padded to, each a program; powers of two by default.
       prefill_chunk: a longer prompt is prefilled in chunks of so many tokens, between which others decode.
       interruption: what a completion with a thinking budget is given when the budget is used up.
-      head_precision: of the head's float32 product; the trainer must use the same.
       top_logprobs: most alternatives that a request may ask for at every token. Above 0 prompts can be scored too
         (`prefill_scored`); at 0 there is no program for either.
       tokenizer_path: what `get_tokenizer` tells JetStream's server.
@@ -120,7 +119,6 @@ class PolicyEngine(Engine):
         prefill_buckets: Sequence[int] | None = None,
         prefill_chunk: int = 512,
         interruption: Interruption | None = None,
-        head_precision: Precision = HIGHEST,
         top_logprobs: int = 0,
         tokenizer_path: str = "",
         unstack: bool | None = None,
@@ -164,7 +162,6 @@ class PolicyEngine(Engine):
         self.prefill_chunk = prefill_chunk
         self.buckets = _buckets(prefill_buckets, min(max_prompt_tokens, prefill_chunk))
         self._mesh = mesh
-        self._head_precision = head_precision
         self._tokenizer_path = tokenizer_path
         self._pass_tokens = _PASS_TOKENS.get(platform, _PASS_TOKENS_ELSEWHERE)
         self._entries = min(slots, 64, max(8, _INSERT_LOGITS // model.vocab_size))
@@ -394,7 +391,7 @@ class PolicyEngine(Engine):
         )
 
     def _logits(self, params: Params, hidden: Array) -> Array:
-        logits = project_f32(hidden, head_weight(params), precision=self._head_precision)
+        logits = project_f32(hidden, head_weight(params), dtype=self.model.head_dtype)
         return soft_cap(logits, self.model.final_softcap)
 
     def _scores(self, params: Params, hidden_RTD: Array, tokens_RT: Array, following_R: Array) -> Array:

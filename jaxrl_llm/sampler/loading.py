@@ -1,6 +1,6 @@
 """The engine's own copy of a policy's weights: checked, placed, cast, cut up or quantised."""
 
-import functools
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ class WeightLoader:
         }
         self._top_shardings = {name: s for name, s in self._shardings.items() if name != "layers"}
         self._top_jits = {name: jax.jit(self._cast, out_shardings=s) for name, s in self._top_shardings.items()}
-        self._placed_layers = one if unstack else stacked
+        self._placed_layers, self._stacked = one if unstack else stacked, stacked
         self._stack_jit = jax.jit(jax.vmap(self._layer), out_shardings=stacked)
         self._layer_jit = jax.jit(self._one_layer, out_shardings=one)
 
@@ -44,12 +44,15 @@ class WeightLoader:
         """The copy; it never shares a buffer with `params`, which may live anywhere in this process and be donated as
         soon as the result is ready. A pure function: any thread may call it while another one decodes.
 
+        With `int8`, layers' matrices that were quantised elsewhere are taken as they are.
         Raises UserError naming the first leaf that is missing, unknown or of another shape.
         """
-        self._check(params)
+        sent_int8 = self._int8 and any(isinstance(leaf, Int8Weight) for leaf in params.get("layers", {}).values())
+        self._check(params, self._sent if sent_int8 else self._abstract)
+        places = {**self._shardings, "layers": self._stacked} if sent_int8 else self._shardings
         # device_put shares buffers where it can, even with may_alias=False (a replicated array and one of its
         # shards); the trainer donates its buffers, so the copy is made by a program.
-        placed = jax.device_put(params, self._shardings)
+        placed = jax.device_put(params, places)
         copied = {name: copy(placed[name]) for name, copy in self._top_jits.items()}
         if self._unstack:
             # One small program, dispatched per layer: a single one of so many outputs takes seconds to compile.
@@ -69,8 +72,13 @@ class WeightLoader:
         top = sharding.placed(jax.eval_shape(lambda tree: jax.tree.map(self._cast, tree), top), self._top_shardings)
         return {**top, "layers": (layers,) * self._layers if self._unstack else layers}
 
-    def _check(self, params: Params) -> None:
-        wanted, given = _leaves(self._abstract), _leaves(params)
+    @property
+    def _sent(self) -> Params:
+        """What quantised weights look like before they are cut up."""
+        return {**self._abstract, "layers": jax.eval_shape(jax.vmap(self._layer), self._abstract["layers"])}
+
+    def _check(self, params: Params, abstract: Params) -> None:
+        wanted, given = _leaves(abstract), _leaves(params)
         if missing := sorted(set(wanted) - set(given)):
             raise UserError(f"weights lack the leaf {missing[0]} (and {len(missing) - 1} more) of this model")
         if unknown := sorted(set(given) - set(wanted)):
@@ -97,14 +105,18 @@ class WeightLoader:
 
     def _layer(self, layer: Params) -> Params:
         axes = self._layer_axes
-        return {
-            n: quantise(x, axes[n]) if self._quantised(axes[n]) else self._cast(x, axes[n]) for n, x in layer.items()
-        }
+
+        def one(name: str, x: Any) -> Any:
+            if isinstance(x, Int8Weight):
+                return jax.tree.map(partial(jnp.array, copy=True), x)
+            return quantise(x, axes[name]) if self._quantised(axes[name]) else self._cast(x, axes[name])
+
+        return {name: one(name, x) for name, x in layer.items()}
 
     def _one_layer(self, stacked: Params, index: Array) -> Params:
         return self._layer(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), stacked))
 
 
 def _leaves(tree: Params) -> dict[str, Any]:
-    keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    keystr = partial(jax.tree_util.keystr, simple=True, separator=".")
     return {keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

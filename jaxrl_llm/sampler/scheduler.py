@@ -76,7 +76,8 @@ class _Dispatch:
 class Scheduler:
     """Feeds a PolicyEngine from a first-in-first-out queue.
 
-    `params` are the policy's weights (copied) and `version` their number. `decode` turns ids into text, for requests
+    `params` are the policy's weights (copied, unless `loaded`: they come from `engine.load_params` then) and `version`
+    their number. `decode` turns ids into text, for requests
     with stop strings. At most `max_queue` requests wait (None: any number). A dispatch ends as soon as `refill` slots
     have ended while requests wait for them; None is a 32nd of the slots. With `recompute_kv` a weight swap computes the
     keys of sequences in flight anew; otherwise they go on over those they have.
@@ -95,9 +96,10 @@ class Scheduler:
         max_queue: int | None = None,
         refill: int | None = None,
         recompute_kv: bool = False,
+        loaded: bool = False,
     ):
         self.engine = engine
-        self._params = engine.load_params(params)
+        self._params = params if loaded else engine.load_params(params)
         self._version = version
         self._decode = decode
         self._max_queue = max_queue
@@ -127,6 +129,11 @@ class Scheduler:
     def version(self) -> int:
         """Of the weights that the next dispatch samples with."""
         return self._version
+
+    @property
+    def params(self) -> Params:
+        """The engine's copy of the weights that the next dispatch samples with."""
+        return self._params
 
     @property
     def statistics(self) -> Statistics:

@@ -147,8 +147,18 @@ class SamplerService:
 
         Raises UserError for weights of another shape and for a version that is not newer.
         """
-        loaded = jax.block_until_ready(self.engine.load_params(params))
-        self._call(partial(self._scheduler.swap, loaded, version)).result()
+        self.swap(jax.block_until_ready(self.engine.load_params(params)), version).result()
+
+    def swap(self, loaded: Params, version: int) -> Future[None]:
+        """Sample with weights that `engine.load_params` returned from the next dispatch on; done when that is so.
+
+        Raises UserError for a version that is not newer.
+        """
+        return self._call(partial(self._scheduler.swap, loaded, version))
+
+    def weights(self) -> Future[tuple[int, Params]]:
+        """(version, the engine's copy) of the weights in use."""
+        return self._call(lambda: (self._scheduler.version, self._scheduler.params))
 
     @property
     def health(self) -> Health:

@@ -4,30 +4,34 @@ Usable without the rest of the package: a CSV with a compute and a reward column
 
     curve = read_curve("curve.csv")
     print(forecast_curve(curve).describe())
+    print(fit("sigmoid", curve).text("A"))
 """
 
-from jaxrl_llm.scaling.bootstrap import Bootstrap, bootstrap_sigmoid
-from jaxrl_llm.scaling.curves import Curve, curve_of_points, read_curve
-from jaxrl_llm.scaling.fit import PowerLawFit, SigmoidFit, fit_power_law, fit_sigmoid
+from jaxrl_llm.scaling.bootstrap import Bootstrap, bootstrap, bootstrap_many
+from jaxrl_llm.scaling.curves import Curve, curve_of_points
+from jaxrl_llm.scaling.data import Data, prepare
+from jaxrl_llm.scaling.fit import Fit, fit, fit_many
 from jaxrl_llm.scaling.forecast import Forecast, forecast, forecast_curve
-from jaxrl_llm.scaling.laws import power_law, sigmoid, straighten
-from jaxrl_llm.scaling.protocol import fit_published_protocol
+from jaxrl_llm.scaling.sources import NamedCurve, read_curve, read_curves
+from jaxrl_llm.scaling.table import LAWS, law_named
 
 __all__ = [
+    "LAWS",
     "Bootstrap",
     "Curve",
+    "Data",
+    "Fit",
     "Forecast",
-    "PowerLawFit",
-    "SigmoidFit",
-    "bootstrap_sigmoid",
+    "NamedCurve",
+    "bootstrap",
+    "bootstrap_many",
     "curve_of_points",
-    "fit_power_law",
-    "fit_published_protocol",
-    "fit_sigmoid",
+    "fit",
+    "fit_many",
     "forecast",
     "forecast_curve",
-    "power_law",
+    "law_named",
+    "prepare",
     "read_curve",
-    "sigmoid",
-    "straighten",
+    "read_curves",
 ]

@@ -1,12 +1,8 @@
-"""A curve of reward against compute, checked where it is born, and how to read one from a file or from a run."""
+"""A curve of reward against compute, checked where it is born, and how a run's points make one."""
 
-import csv
-import difflib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -74,68 +70,3 @@ def curve_of_points(points: Sequence[RunPoint], axis: Axis = "flops") -> Curve:
         )
     except UserError as error:
         raise UserError(f"the run's curve over {axis} has no use: {error}") from error
-
-
-def read_curve(path: str | Path, x: str = "compute", y: str = "reward") -> Curve:
-    """Read a curve from a CSV file (with a header line) or a JSONL file (one object a line), columns `x` and `y`.
-
-    Raises UserError naming file, line and column for a missing file or column, a value that is no finite number, and
-    compute that does not strictly increase.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no curve file {path}; give a CSV or JSONL file with columns {x!r} and {y!r}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file ({error}); give a CSV or JSONL file") from error
-    rows = _jsonl_rows(path, text) if path.suffix.lower() in {".jsonl", ".ndjson", ".json"} else _csv_rows(path, text)
-    compute, reward = [], []
-    for line, row in rows:
-        compute.append(_number(path, line, row, x))
-        reward.append(_number(path, line, row, y))
-    if not compute:
-        raise UserError(f"{path} holds no points; it needs columns {x!r} and {y!r} and at least 4 rows")
-    try:
-        return Curve(np.array(compute), np.array(reward))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-
-
-def _csv_rows(path: Path, text: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    for row in reader:
-        if None in row:
-            raise UserError(f"{path} line {reader.line_num} has more fields than the header names; repair that line")
-        yield reader.line_num, row
-
-
-def _jsonl_rows(path: Path, text: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} line {number} is not JSON ({error}); JSONL has one object a line") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path} line {number} is not an object; JSONL has one object a line")
-        yield number, row
-
-
-def _number(path: Path, line: int, row: Mapping[str, Any], column: str) -> float:
-    if column not in row:
-        names = [str(name) for name in row]
-        close = difflib.get_close_matches(column, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "name the columns of the compute (x) and the reward (y)"
-        raise UserError(f"{path} line {line} has no column {column!r}, only {', '.join(names)}; {hint}")
-    value = row[column]
-    try:
-        if isinstance(value, bool):
-            raise TypeError("a truth value")
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path} line {line}: {column} is {value!r}, which is not a number") from error
-    if not np.isfinite(number):
-        raise UserError(f"{path} line {line}: {column} is {value!r}; drop or repair that line")
-    return number

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.scaling.bootstrap import LEVEL, RESAMPLES, Bootstrap, bootstrap_sigmoid
+from jaxrl_llm.scaling.bootstrap import RESAMPLES, Bootstrap, bootstrap
 from jaxrl_llm.scaling.curves import Axis, Curve, curve_of_points
-from jaxrl_llm.scaling.fit import SigmoidFit, fit_sigmoid, reaches
+from jaxrl_llm.scaling.doubts import reaches
+from jaxrl_llm.scaling.fit import LEVEL, Fit, fit
 from jaxrl_llm.types import RunPoint, UserError
 
 _GRID = 160  # computes at which the band is drawn
@@ -19,7 +20,7 @@ class FittedPart:
     """One fit with its uncertainty: 95 % intervals of A, B and C_mid, share of resamples whose refit converged, and
     the prediction band over `grid` [M] (compute, from the curve's least positive compute to its last)."""
 
-    fit: SigmoidFit
+    fit: Fit
     interval: dict[str, tuple[float, float]]
     refits_converged: float
     grid: np.ndarray
@@ -32,18 +33,16 @@ class FittedPart:
         fit = self.fit
         return {
             "law": fit.law,
-            "A": fit.A,
-            "B": fit.B,
-            "C_mid": fit.C_mid,
-            "R0": fit.R0,
+            **fit.params,
             "r0_source": fit.r0_source,
             "interval": {name: list(bounds) for name, bounds in self.interval.items()},
             "level": LEVEL,
             "noise": fit.noise,
-            "ssr": fit.ssr,
+            "ssr": fit.objective,
             "points": fit.points,
             "converged": fit.converged,
             "refits_converged": self.refits_converged,
+            "undetermined": self.fit.undetermined,
             "warnings": list(self.warnings),
         }
 
@@ -141,25 +140,24 @@ def _fit_part(
     curve: Curve, part: Curve, lower: float, upper: float, resamples: int, seed: int
 ) -> tuple[FittedPart | None, str | None]:
     try:
-        fit = fit_sigmoid(part, lower=lower, upper=upper)
+        found = fit("sigmoid", part, bounds={"A": (lower, upper), "R0": (lower, upper)})
     except UserError as error:
         return None, str(error)
-    drawn = bootstrap_sigmoid(part, fit, resamples=resamples, seed=seed)
+    drawn = bootstrap(found, resamples=resamples, seed=seed)
     positive = curve.compute[curve.compute > 0]
     grid = np.geomspace(positive[0], positive[-1], _GRID)
     low, high = drawn.band(grid)
-    interval = drawn.interval()
-    return FittedPart(
-        fit, interval, drawn.converged, grid, low, high, (*fit.warnings, *_interval_warnings(fit, interval, drawn))
-    ), None
+    interval = {name: drawn.interval()[name] for name in ("A", "B", "C_mid")}
+    warnings = (*found.warnings, *_interval_warnings(found, interval, drawn, upper))
+    return FittedPart(found, interval, drawn.converged, grid, low, high, tuple(dict.fromkeys(warnings))), None
 
 
-def _interval_warnings(fit: SigmoidFit, interval: dict[str, tuple[float, float]], drawn: Bootstrap) -> list[str]:
+def _interval_warnings(fit: Fit, interval: dict[str, tuple[float, float]], drawn: Bootstrap, upper: float) -> list[str]:
     found = []
     low, high = interval["A"]
-    if not fit.A_fixed and reaches(high, fit.upper) and not reaches(fit.A, fit.upper):
-        found.append(f"the interval of A reaches its bound {fit.upper:g}: the data hardly limits A from above")
-    if high - low > fit.A - fit.R0:
+    if reaches(high, upper) and not reaches(fit.params["A"], upper):
+        found.append(f"the interval of A reaches its bound {upper:g}: the data hardly limits A from above")
+    if high - low > fit.params["A"] - fit.params["R0"] and not any(flag.code == "wide_interval" for flag in fit.flags):
         found.append(f"the interval of A, {low:.3g} to {high:.3g}, is wider than the fitted gain A - R0")
     if drawn.converged < 0.95:
         found.append(f"only {drawn.converged:.0%} of the resampled fits converged")

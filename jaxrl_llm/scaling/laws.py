@@ -13,7 +13,8 @@ import numpy as np
 import scipy.special
 
 
-def _namespace(*values: Any) -> ModuleType:
+def namespace(*values: Any) -> ModuleType:
+    """jax.numpy where any of the values is a JAX array, else numpy."""
     return jnp if any(isinstance(value, jax.Array) for value in values) else np
 
 
@@ -33,7 +34,7 @@ def sigmoid(C: Any, A: Any, B: Any, C_mid: Any, R0: Any) -> Any:
     A is the asymptote, B > 0 the efficiency, C_mid > 0 the compute at which half of the gain A - R0 is made (in the
     unit of C), R0 the reward at C = 0. At C_mid the value is (A + R0)/2 and the slope dR/dlnC is (A - R0) B/4.
     """
-    xp = _namespace(C, A, B, C_mid, R0)
+    xp = namespace(C, A, B, C_mid, R0)
     return R0 + (A - R0) * _expit(B * (_log(C, xp) - _log(C_mid, xp)), xp)
 
 
@@ -42,8 +43,22 @@ def power_law(C: Any, A: Any, B: Any, D: Any) -> Any:
 
     The sigmoid tends to it for C >> C_mid, with D = (A - R0) C_mid^B.
     """
-    xp = _namespace(C, A, B, D)
+    xp = namespace(C, A, B, D)
     return A - D * xp.exp(-B * xp.log(C))
+
+
+def sigmoid_inverse(R: Any, A: Any, B: Any, C_mid: Any, R0: Any) -> Any:
+    """The compute at which the sigmoid is R; nan where R lies outside (R0, A)."""
+    xp = namespace(R, A, B, C_mid, R0)
+    return xp.exp(xp.log(C_mid) + log_odds(R, A, R0) / B)
+
+
+def power_law_inverse(R: Any, A: Any, B: Any, D: Any) -> Any:
+    """The compute at which the power law is R; nan for R >= A."""
+    xp = namespace(R, A, B, D)
+    below = R < A
+    gap = xp.where(below, A - R, 1.0)
+    return xp.where(below, xp.exp((xp.log(D) - xp.log(gap)) / B), xp.nan)
 
 
 def log_odds(R: Any, A: Any, R0: Any) -> Any:
@@ -51,7 +66,7 @@ def log_odds(R: Any, A: Any, R0: Any) -> Any:
 
     nan where R lies outside (R0, A), for there the line does not exist.
     """
-    xp = _namespace(R, A, R0)
+    xp = namespace(R, A, R0)
     inside = (R > R0) & (R < A)
     middle = (A + R0) / 2
     R = xp.where(inside, R, middle)
@@ -63,5 +78,5 @@ def straighten(R: Any, A: Any, B: Any, C_mid: Any, R0: Any) -> Any:
 
     nan where R lies outside (R0, A). For large B ln C_mid use `log_odds`, which does not overflow.
     """
-    xp = _namespace(R, A, B, C_mid, R0)
+    xp = namespace(R, A, B, C_mid, R0)
     return xp.exp(B * xp.log(C_mid) + log_odds(R, A, R0))

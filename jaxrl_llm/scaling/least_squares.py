@@ -26,24 +26,31 @@ class _State(NamedTuple):
     done: Array
 
 
-def _solve_positive(matrix: Array, right: Array) -> Array:
-    """Solve a small symmetric positive system by an unrolled Cholesky: plain arithmetic, so that vmap stays fused."""
+def solve_positive(matrix: Array, right: Array) -> tuple[Array, Array]:
+    """Solve a small symmetric positive system by an unrolled Cholesky: plain arithmetic, so that vmap stays fused.
+
+    Returns the solution [P] and whether the matrix was positive; where it was not, the solution means nothing.
+    """
     size = right.shape[0]
-    lower: list[list[Array]] = [[jnp.zeros(())] * size for _ in range(size)]
+    zero = jnp.zeros(())
+    lower: list[list[Array]] = [[zero] * size for _ in range(size)]
+    positive = jnp.ones((), bool)
     for i in range(size):
         for j in range(i + 1):
-            rest = matrix[i, j] - sum((lower[i][k] * lower[j][k] for k in range(j)), start=jnp.zeros(()))
-            lower[i][j] = jnp.sqrt(jnp.maximum(rest, 1e-300)) if i == j else rest / lower[j][j]
+            rest = matrix[i, j] - sum((lower[i][k] * lower[j][k] for k in range(j)), start=zero)
+            if i == j:
+                positive = positive & (rest > 0)
+                lower[i][j] = jnp.sqrt(jnp.maximum(rest, 1e-300))
+            else:
+                lower[i][j] = rest / lower[j][j]
     forward: list[Array] = []
     for i in range(size):
-        forward.append(
-            (right[i] - sum((lower[i][k] * forward[k] for k in range(i)), start=jnp.zeros(()))) / lower[i][i]
-        )
-    solution = [jnp.zeros(())] * size
+        forward.append((right[i] - sum((lower[i][k] * forward[k] for k in range(i)), start=zero)) / lower[i][i])
+    solution = [zero] * size
     for i in reversed(range(size)):
-        rest = forward[i] - sum((lower[k][i] * solution[k] for k in range(i + 1, size)), start=jnp.zeros(()))
+        rest = forward[i] - sum((lower[k][i] * solution[k] for k in range(i + 1, size)), start=zero)
         solution[i] = rest / lower[i][i]
-    return jnp.stack(solution)
+    return jnp.stack(solution), positive
 
 
 def levenberg_marquardt(
@@ -81,7 +88,7 @@ def levenberg_marquardt(
         moving = free(state)
         curvature = jnp.where(moving, state.damping * jnp.diagonal(state.normal) + 1e-300, 1.0)
         damped = jnp.where(jnp.outer(moving, moving), state.normal, 0.0) + jnp.diag(curvature)
-        move = _solve_positive(damped, jnp.where(moving, -state.gradient, 0.0))
+        move, _ = solve_positive(damped, jnp.where(moving, -state.gradient, 0.0))
         proposal = jnp.clip(state.parameters + move, low, high)
         ssr, gradient, normal = evaluate(proposal)
         better = ssr < state.ssr

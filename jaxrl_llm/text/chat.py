@@ -24,8 +24,10 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: ChatTemplate) -> list[int]:
-    """Token ids of a prompt.
+def render_prompt_ids(
+    tokenizer: Tokenizer, user_text: str, template: ChatTemplate, system: str | None = None
+) -> list[int]:
+    """Token ids of a prompt, with a system message before it if `system` is given (not with "none").
 
     "none": the text as it is, after the begin-of-sequence token if the tokenizer asks for one. "model": one user turn
     and the assistant's header, exactly as the model's own template writes them (a default system message and a
@@ -36,9 +38,14 @@ def render_prompt_ids(tokenizer: Tokenizer, user_text: str, template: ChatTempla
     template or lacks ChatML's special tokens, or for a character that it cannot encode.
     """
     if template == "none":
+        if system is not None:
+            raise UserError("a prompt without a chat template has no place for a system message; choose a template")
         bos = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
         return bos + tokenizer.encode(user_text)
-    return render_chat(tokenizer, [{"role": "user", "content": user_text}], template=template)
+    turns = [{"role": "user", "content": user_text}]
+    if system is not None:
+        turns.insert(0, {"role": "system", "content": system})
+    return render_chat(tokenizer, turns, template=template)
 
 
 def render_chat(

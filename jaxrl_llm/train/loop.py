@@ -16,13 +16,15 @@ import jax
 
 from jaxrl_llm.metrics import RunLog
 from jaxrl_llm.rollout.batching import StepGroups
+from jaxrl_llm.rollout.exchange import WaitGivenUpError
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import describe_groups, measure_lag, sampled_tokens
 from jaxrl_llm.rollout.worker import RolloutWorker
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.step import TrainStep
-from jaxrl_llm.types import EpisodeGroup, Params, RunFailedError, WeightedSum
+from jaxrl_llm.types import EpisodeGroup, Params, RunFailedError, TrainBatch, WeightedSum
+
+_STOPPED = "stopped by a signal; the same command goes on from here"
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Compute:
 class Parts:
     """Everything the loop joins. `evaluate(version, params)` returns an eval record."""
 
-    train_step: TrainStep
+    train_step: Callable[[TrainState, TrainBatch], tuple[TrainState, Any]]
     select: Callable[[Sequence[EpisodeGroup]], StepGroups]
     row_shape: RowShape
     learning_rate: Callable[[int], float]
@@ -114,10 +116,10 @@ def run_loop(
 
     Raises RunFailedError when an update had to be refused, and whatever ended the sampling thread.
     """
-    if start == 0:
-        _evaluate(parts, counters, 0, state.params)
-    parts.worker.start()
+    parts.worker.start()  # evaluation may be a matter of the same samplers
     try:
+        if start == 0:
+            _evaluate(parts, counters, 0, state.params)
         return _steps(state, parts, schedule, counters, start, stop_requested)
     finally:
         parts.worker.stop()
@@ -128,7 +130,12 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
     mark = time.monotonic()  # steps share out the time between marks; evaluations and checkpoints are in none
     for step in range(start, schedule.steps):
         laps = _Laps()
-        groups = parts.worker.next_groups()
+        try:
+            groups = parts.worker.next_groups()
+        except WaitGivenUpError:
+            _flush(parts, counters, pending)
+            parts.save(step, state, asdict(counters))
+            return Outcome("interrupted", step, _STOPPED)
         laps("trainer_wait_s")
         if not groups:
             _flush(parts, counters, pending)
@@ -186,7 +193,7 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
         if evaluate or checkpoint:
             mark = time.monotonic()
         if stop and not last:
-            return Outcome("interrupted", version, "stopped by a signal; the same command goes on from here")
+            return Outcome("interrupted", version, _STOPPED)
     return Outcome("finished", schedule.steps)
 
 

@@ -88,6 +88,7 @@ class Scorer:
             chunk=self.head_chunk,
             shards=parts(self.mesh, "pieces"),
             wanted_N=None if wanted_BT is None else pieces(self.mesh, wanted_BT).reshape(-1),
+            dtype=self.model.head_dtype,
             softcap=self.model.final_softcap,
         )
         logprobs_BT, entropy_BT = (joined(self.mesh, x_N.reshape(targets_PT.shape)) for x_N in outputs)

@@ -19,7 +19,7 @@ CONFIG = """
 device: {platform: cpu, cpu_devices: 8}
 model: {layers: 1, d_model: 8, heads: 2, kv_heads: 2, head_dim: 4, d_ff: 8, max_context: 12}
 tokenizer: {vocab_size: 32}
-data: {task: addition, low: 1, high: 9, heldout_prompts: 16}
+data: {sources: [{name: addition, kind: arithmetic, low: 1, high: 9, heldout: 16}]}
 algorithm: {objective: reinforce, kl: {place: loss, reference_dtype: bfloat16}}
 rollout: {prompts_per_step: 2, group_size: 4, max_prompt_tokens: 4, max_new_tokens: 3}
 sampler: {slots: 8, decode_steps: 2, mesh: {tensor: 2}}

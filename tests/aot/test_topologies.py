@@ -68,8 +68,9 @@ _LOCAL = ("model.attention_pattern=LG", "model.window=64", "model.attention_soft
         ("v5e:2x2", ()),
         ("v5e:2x2", _LOCAL),
         ("v5e:2x4", (*_LOCAL, "train.mesh={context: 2, tensor: 2}")),
+        ("v5e:2x4", ("train.share_prompts=true", "train.mesh={context: 2, tensor: 2}")),
     ],
-    ids=["llama", "local layers and soft cap", "rows in pieces"],
+    ids=["llama", "local layers and soft cap", "rows in pieces", "shared prompts, rows in pieces"],
 )
 def test_both_steps_compile_for_a_tpu_with_splash_and_a_float32_head(config, topology, options):
     train, decode = compiled(config, topology, *options)

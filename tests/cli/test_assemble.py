@@ -53,7 +53,7 @@ def test_prompts_through_a_tokenizer_json_and_its_template(tiny, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     overrides = ["tokenizer.kind=hf", f"tokenizer.path={tmp_path}", "tokenizer.chat_template=model"]
-    setup = assemble(load(tiny, [*overrides, "rollout.max_prompt_tokens=7", "data.low=1"]))
+    setup = assemble(load(tiny, [*overrides, "rollout.max_prompt_tokens=7", "data.sources.addition.low=1"]))
     assert setup.config.model.vocab_size == len(characters)
     task = setup.train_tasks[0]
     assert task.tokens_T.tolist() == [0, 2, *setup.tokenizer.encode(task.prompt), 2]

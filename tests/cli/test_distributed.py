@@ -214,10 +214,32 @@ def test_processes_of_different_configurations_are_refused_before_anything_is_wr
     assert not run.exists()
 
 
-def test_training_over_several_processes_is_refused(config, jaxrl, monkeypatch):
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), "jaxrl train over 2 processes, which share all their devices, does not sample in any of them"),
+        (("sampler.workers=[127.0.0.1:9]", "sampler.remote.local=true"), "leave sampler.remote.local out"),
+        (("sampler.workers=[127.0.0.1:9]", "sampler.remote.transfer=true"), "put together on the host of the first"),
+        (
+            ("sampler.workers=[127.0.0.1:9]", "rollout.reward=model", "rollout.reward_model.path=judge"),
+            "a reward model needs a trainer of one process",
+        ),
+    ],
+)
+def test_training_over_several_processes_needs_samplers_of_its_own(overrides, message, config, jaxrl, monkeypatch):
     for name, value in (("COORDINATOR", "127.0.0.1:9"), ("PROCESSES", "2"), ("PROCESS_ID", "0")):
         monkeypatch.setenv(f"JAXRL_{name}", value)
-    status, _, err = jaxrl("train", config, "--run-dir", config.parent / "run")
+    status, _, err = jaxrl("train", config, *overrides, "--run-dir", config.parent / "run")
     assert status == 2
-    assert "jaxrl train over 2 processes cannot work yet" in err
+    assert message in err
     assert not (config.parent / "run").exists()
+
+
+@pytest.mark.parametrize("wrong", ["eval.every=3", "train.steps=10"])
+def test_samplers_cannot_evaluate_versions_they_never_get(wrong, config, jaxrl):
+    fine = ("eval.every=4", "train.steps=8", "rollout.mode=ppo_off_policy", "rollout.max_lag=4")
+    run = config.parent / "run"
+    status, _, err = jaxrl("train", config, "sampler.workers=[127.0.0.1:9]", *fine, wrong, "--run-dir", run)
+    assert status == 2
+    assert "gives samplers one version in rollout.max_lag = 4, and they evaluate too" in err
+    assert not run.exists()

@@ -157,6 +157,15 @@ def test_resolved_constants(name):
     check_algorithm(config)
 
 
+@pytest.mark.parametrize("name", EXPECTED)
+def test_recipes_say_their_name_and_keep_their_float32_head(name):
+    path = CONFIGS / "recipes" / f"{name}.yaml"
+    assert load(path).recipe == name
+    with pytest.raises(UserError, match=rf"head_dtype = bfloat16 is an ablation, and recipe {name} has a float32 head"):
+        load(path, ["model.head_dtype=bfloat16"])
+    assert load(path, ["model.head_dtype=bfloat16", "recipe=null"]).model.head_dtype == "bfloat16"
+
+
 def test_the_defaults_are_scalerl():
     defaults, scalerl = RunConfig(), load(CONFIGS / "recipes" / "scalerl.yaml")
     assert defaults.algorithm == scalerl.algorithm

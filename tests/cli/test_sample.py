@@ -13,7 +13,12 @@ from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.types import SampleRequest, Sampling
 
 # Another task, and so other characters to build a tokenizer from.
-ECHO = ["data.task=echo_addition", "rollout.max_prompt_tokens=8", "rollout.max_new_tokens=16", "model.max_context=24"]
+ECHO = [
+    "data.sources.addition.task=echo_addition",
+    "rollout.max_prompt_tokens=8",
+    "rollout.max_new_tokens=16",
+    "model.max_context=24",
+]
 
 
 @pytest.fixture(scope="module")

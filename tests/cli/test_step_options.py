@@ -1,5 +1,6 @@
 """Options of the training step in a whole run: other optimizers on a mesh, the averaged policy, what is recorded."""
 
+import json
 import shutil
 
 import jax
@@ -55,6 +56,21 @@ def check_what_is_recorded(steps):
         assert record["trainer_tokens_per_s"] > 0
         assert "hbm_peak_bytes" not in record  # the CPU backend does not say
         assert abs(sum(record[part] for part in PARTS) - record["step_s"]) < 0.05
+
+
+def test_the_ablated_head_is_announced_and_recorded(tiny, jaxrl, records):
+    run = tiny.parent / "run"
+    loud = "ABLATION: model.head_dtype = bfloat16: logits in bfloat16 in trainer and sampler"
+    status, out, err = jaxrl("train", tiny, *SHORT[:1], "train.steps=1", "model.head_dtype=bfloat16", "--run-dir", run)
+    assert status == 0, err
+    assert out.count(loud) == 1
+    assert json.loads((run / "environment.json").read_text())["head_dtype"] == "bfloat16"
+    assert "Ablation: the output head computed in bfloat16" in (run / "report.html").read_text()
+    for record in records(run, "eval"):
+        assert record["head_dtype"] == "bfloat16"
+        assert record["mismatch_max"] < 0.02  # a step of bfloat16 between 1 and 2 is .008; both sides take it
+    status, _, err = jaxrl("sample", run, "--prompt", "1+2=")
+    assert (status, err.count(loud)) == (0, 1)
 
 
 def test_no_average_is_made_up(tiny, jaxrl):

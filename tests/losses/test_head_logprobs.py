@@ -39,11 +39,10 @@ def by_hand(hidden_ND, head_VD, targets_N, weights_2N, temperature):
 
 
 @functools.cache
-def compiled(chunk, shards=1):
+def compiled(chunk, shards=1, dtype="float32"):
     def weighted(hidden_ND, head_VD, targets_N, weights_2N, temperature, wanted_N=None):
-        outputs = token_logprobs(
-            hidden_ND, head_VD, targets_N, temperature=temperature, chunk=chunk, shards=shards, wanted_N=wanted_N
-        )
+        how = {"temperature": temperature, "chunk": chunk, "shards": shards, "wanted_N": wanted_N, "dtype": dtype}
+        outputs = token_logprobs(hidden_ND, head_VD, targets_N, **how)
         return jnp.sum(weights_2N * jnp.stack(outputs)), outputs
 
     return jax.jit(jax.value_and_grad(weighted, (0, 1), has_aux=True))
@@ -170,6 +169,29 @@ def test_bfloat16_inputs_lose_nothing_beyond_their_own_rounding():
     for got, wanted in zip(found_gradients, gradients, strict=True):
         assert got.dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(got, np.float64), wanted, rtol=2**-8, atol=2e-5)
+
+
+def bfloat16(x):
+    return np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
+
+
+def test_the_ablated_head_rounds_factors_and_logits_in_sampler_and_trainer():
+    hidden_ND, head_VD, targets_N, weights_2N = draw(n=64)
+    hidden, head = bfloat16(hidden_ND), bfloat16(head_VD)
+    logits_NV = bfloat16(hidden @ head.T)
+    sampler = jax.jit(functools.partial(project_f32, dtype="bfloat16"))
+    np.testing.assert_array_equal(sampler(hidden_ND, head_VD), logits_NV)
+    # With an identity for a head the logits are its hidden states, whose gradient is that of the logits.
+    values, (d_logits_NV, _) = by_hand(logits_NV, np.eye(V), targets_N, weights_2N, 0.7)
+    gradients = (bfloat16(d_logits_NV) @ head, bfloat16(d_logits_NV).T @ hidden)
+    (_, found), found_gradients = compiled(16, dtype="bfloat16")(hidden_ND, head_VD, targets_N, weights_2N, 0.7)
+    for got, wanted in zip(found, values, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-5)
+    exact = by_hand(hidden_ND, head_VD, targets_N, weights_2N, 0.7)[1]
+    for got, wanted, unrounded in zip(found_gradients, gradients, exact, strict=True):
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-3)
+        assert np.abs(got - unrounded).max() > 5e-3
 
 
 def buffers(text):

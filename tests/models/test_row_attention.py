@@ -41,13 +41,15 @@ def values_and_gradients(how, sight, softcap, q, k, v, cotangent):
 
 
 @pytest.mark.parametrize(
-    ("axes", "length", "narrower", "softcap", "kv_heads"),
+    ("axes", "length", "narrower", "softcap", "kv_heads", "shared"),
     [
-        ({}, 300, {"window": 70}, 2.0, 2),
-        ({"fsdp": 2, "tensor": 2}, 300, {"chunk": 60}, None, 2),
-        ({"fsdp": 2}, 300, {"window": 1}, None, 1),
-        ({"context": 3, "tensor": 2}, 384, {"window": 70}, 2.0, 2),
-        ({"fsdp": 2, "context": 3}, 384, {"chunk": 60}, None, 1),
+        ({}, 300, {"window": 70}, 2.0, 2, False),
+        ({"fsdp": 2, "tensor": 2}, 300, {"chunk": 60}, None, 2, False),
+        ({"fsdp": 2}, 300, {"window": 1}, None, 1, False),
+        ({"context": 3, "tensor": 2}, 384, {"window": 70}, 2.0, 2, False),
+        ({"fsdp": 2, "context": 3}, 384, {"chunk": 60}, None, 1, False),
+        ({}, 300, {}, 2.0, 2, True),
+        ({"fsdp": 2, "context": 3}, 384, {"chunk": 170}, None, 1, True),
     ],
     ids=[
         "window and soft cap",
@@ -55,17 +57,23 @@ def values_and_gradients(how, sight, softcap, q, k, v, cotangent):
         "one key head, window of one",
         "pieces and window",
         "pieces, chunks",
+        "shared prompts, soft cap",
+        "pieces, chunks, shared prompts",
     ],
 )
-def test_splash_gives_what_xla_gives(axes, length, narrower, softcap, kv_heads):
+def test_splash_gives_what_xla_gives(axes, length, narrower, softcap, kv_heads, shared):
     # 300 tokens are padded to three blocks of 128; documents begin and end inside blocks, one is longer than a block.
     segments, positions = rows([[41, 1, 200], [150, 97, 53]], length)
+    # The second and third documents of a row go on from the first, the second row's third is on its own.
+    prefixes = ((segments > 1) & (segments < [[4], [3]])).astype(np.int32) if shared else None
+    if shared:
+        positions += np.where(prefixes, (segments == 1).sum(axis=1, keepdims=True), 0)
     rng = np.random.default_rng(0)
     q, cotangent = rng.normal(size=(2, 2, length, 4, 8)).astype(np.float32)
     k, v = rng.normal(size=(2, 2, length, kv_heads, 8)).astype(np.float32)
     cotangent *= (segments > 0)[..., None, None]
     mesh = make_mesh(axes, jax.devices()[: np.prod(list(axes.values()), dtype=int)]) if axes else None
-    sight = Sight(segments, positions, **narrower)
+    sight = Sight(segments, positions, **narrower, prefix_ids_BT=prefixes)
     wanted, wanted_gradients = values_and_gradients(XLA, sight, softcap, q, k, v, cotangent)
     splash = RowAttention("splash", mesh, interpret=True)
     got, gradients = values_and_gradients(splash, sight, softcap, q, k, v, cotangent)
@@ -218,10 +226,12 @@ def test_a_kernel_that_was_asked_for_and_cannot_run_is_refused(asked, mesh, chan
     assert choose_attention(BF16.model_copy(update={"attention": "xla"}), mesh).implementation == "xla"
 
 
-def test_splash_does_not_take_shared_prompts_and_auto_knows_it():
-    splash = BF16.model_copy(update={"attention": "splash"})
-    with pytest.raises(UserError, match=r"set train\.share_prompts=false"):
-        choose_attention(splash, fake_mesh("tpu"), share_prompts=True)
-    assert choose_attention(splash, fake_mesh("tpu")).implementation == "splash"
-    assert choose_attention(BF16, fake_mesh("tpu"), share_prompts=True).implementation == "xla"
+def test_splash_takes_shared_prompts_where_no_layer_has_a_window_and_auto_knows_it():
+    splash = {"attention": "splash"}
+    local = BF16.model_copy(update={"attention_pattern": "LG", "window": 64})
+    with pytest.raises(UserError, match=r"windows count places .*set train\.share_prompts=false"):
+        choose_attention(local.model_copy(update=splash), fake_mesh("tpu"), share_prompts=True)
+    assert choose_attention(local.model_copy(update=splash), fake_mesh("tpu")).implementation == "splash"
+    assert choose_attention(local, fake_mesh("tpu"), share_prompts=True).implementation == "xla"
+    assert choose_attention(BF16, fake_mesh("tpu"), share_prompts=True).implementation == "splash"
     assert choose_attention(BF16, fake_mesh("gpu", "9.0"), share_prompts=True).implementation == "cudnn"

@@ -26,10 +26,11 @@ def tasks(n):
 
 
 class ScriptedScheduler:
-    """Finishes one request per step, newest first, so that groups come back out of order."""
+    """Finishes one request per step, the newest first unless told, so that groups come back out of order."""
 
-    def __init__(self, break_at=None, version=0):
+    def __init__(self, break_at=None, version=0, oldest_first=False):
         self.queue, self.version, self.submitted, self.break_at = [], version, [], break_at
+        self.next = 0 if oldest_first else -1
 
     def submit(self, requests):
         ids = list(range(len(self.submitted), len(self.submitted) + len(requests)))
@@ -44,7 +45,7 @@ class ScriptedScheduler:
             raise FloatingPointError("device on fire")
         if not self.queue:
             return []
-        request = self.queue.pop()
+        request = self.queue.pop(self.next)
         tokens = np.array([self.submitted[request].sibling], np.int32)
         versions = np.array([self.version], np.int32)
         return [(request, Completion(tokens, np.array([-0.5], np.float32), versions, np.zeros(1, bool), "stop"))]
@@ -128,7 +129,8 @@ def test_lag_never_exceeds_the_bound_and_groups_come_in_issue_order(max_lag):
 
 @pytest.mark.parametrize(("concurrency", "max_ready"), [(1, P), (G, P), (2 * P * G, P), (P * G, 2 * P)])
 def test_a_fast_sampler_makes_no_stock_of_stale_samples(concurrency, max_ready):
-    worker, issuer, scheduler = make(max_lag=8, concurrency=concurrency, max_ready=max_ready)
+    scheduler = ScriptedScheduler(oldest_first=True)
+    worker, issuer, _ = make(max_lag=8, concurrency=concurrency, max_ready=max_ready, scheduler=scheduler)
     worker.start()
     # One short of the stock, then what runs at once; and one more while the trainer is taking groups.
     most = max_ready - 1 + -(-concurrency // G) + 1
@@ -176,7 +178,8 @@ class BlockedOnReward(FirstSiblingIsRight):
 
 def test_slow_rewards_do_not_hold_up_sampling_and_count_as_stock():
     environment = BlockedOnReward()
-    worker, issuer, scheduler = make(max_lag=8, concurrency=G, max_ready=4, environment=environment)
+    scheduler = ScriptedScheduler(oldest_first=True)
+    worker, issuer, _ = make(max_lag=8, concurrency=G, max_ready=4, environment=environment, scheduler=scheduler)
     worker.start()
     deadline = time.monotonic() + 10
     # Nothing has been scored, and yet four groups are sampled, and one that began before the fourth ended.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.scaling.curves import Curve
-from jaxrl_llm.scaling.fit import fit_sigmoid
+from jaxrl_llm.scaling.fit import fit
 from jaxrl_llm.scaling.forecast import forecast, forecast_curve
 from jaxrl_llm.scaling.laws import sigmoid
 from jaxrl_llm.scaling.plots import forecast_figure
@@ -29,7 +29,7 @@ def test_first_half_by_compute_predicts_the_second():
     assert result.fit.fit.points == 12  # of 25 points 12 lie in (0, 4.5e15]; the one at 0 is R0
     assert len(result.held_out) == 12
     np.testing.assert_allclose(
-        [result.fit.fit.R0, result.fit.fit.A, result.fit.fit.B, result.fit.fit.C_mid],
+        [result.fit.fit.params[name] for name in ("R0", "A", "B", "C_mid")],
         [0.2, 0.9, 2.2, 2.5e15],
         rtol=1e-6,
     )
@@ -41,7 +41,7 @@ def test_forecast_error_is_the_mean_absolute_error_of_the_held_out_points():
     points = run(25, scale=0.02)
     result = forecast(points, "tokens", resamples=20)
     curve = Curve(np.array([p.tokens for p in points], float), np.array([p.metric for p in points]))
-    by_hand = fit_sigmoid(Curve(curve.compute[:13], curve.reward[:13]))
+    by_hand = fit("sigmoid", Curve(curve.compute[:13], curve.reward[:13]))
     errors = np.abs(by_hand.predict(curve.compute[13:]) - curve.reward[13:])
     assert result.forecast_error == pytest.approx(errors.mean(), rel=1e-9)
 

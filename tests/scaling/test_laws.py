@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.scaling.laws import log_odds, power_law, sigmoid, straighten
+from jaxrl_llm.scaling.laws import log_odds, power_law, power_law_inverse, sigmoid, sigmoid_inverse, straighten
 
 SCALERL = {"A": 0.61, "B": 1.92, "C_mid": 2542.0, "R0": 0.35}
 
@@ -62,3 +62,12 @@ def test_sigmoid_tends_to_its_power_law():
     compute = np.array([2542.0e4, 2542.0e6])
     tail = power_law(compute, 0.61, 1.92, (0.61 - 0.35) * 2542.0**1.92)
     np.testing.assert_allclose(sigmoid(compute, **SCALERL), tail, rtol=0, atol=1e-12)
+
+
+def test_inverses():
+    compute = np.geomspace(50.0, 2e5, 9)
+    np.testing.assert_allclose(sigmoid_inverse(sigmoid(compute, **SCALERL), **SCALERL), compute, rtol=1e-9)
+    assert np.isnan(sigmoid_inverse(0.62, **SCALERL))
+    constants = {"A": 0.8, "B": 0.4, "D": 3.0}
+    np.testing.assert_allclose(power_law_inverse(power_law(compute, **constants), **constants), compute, rtol=1e-9)
+    assert np.isnan(power_law_inverse(0.8, **constants))

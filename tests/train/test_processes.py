@@ -72,6 +72,9 @@ def test_several_processes_train_and_score_as_one_on_one_device(count, folder, a
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5, err_msg=jax.tree_util.keystr(path))
     told = [json.loads((folder / f"of_{count}_{index}.json").read_text()) for index in range(count)]
     assert all(each == told[0] for each in told)  # metrics and stop signals are the same in every process
-    assert told[0]["agreed"] == [True, False]
+    assert told[0]["agreed"] == [True, False, False]
+    # What the first process says and gives arrives in order and bit for bit (NaN, -0, a subnormal; 7).
+    assert told[0]["heard"] == ["one", "two", "three"]
+    assert told[0]["shared"] == [np.float32([np.nan, -0.0, 1e-45]).tobytes().hex(), np.int32(7).tobytes().hex()]
     np.testing.assert_allclose(told[0]["losses"], losses, rtol=0, atol=1e-5)
     np.testing.assert_allclose(told[0]["logprobs"], logprobs, rtol=0, atol=1e-4)

@@ -279,20 +279,31 @@ def test_gradient_norms_come_part_by_part(gradient):
         np.testing.assert_allclose(metrics["grad_norm" if part == "all" else f"grad_norm_{part}"], norm, rtol=1e-4)
 
 
-@pytest.mark.parametrize("axes", [{}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
-def test_the_head_is_a_float32_product_at_highest_precision(axes, host_params, batch):
-    config = MODEL.model_copy(update={"compute_dtype": "bfloat16"})
+def products_of_the_head(axes, host_params, batch, **changes):
+    """Of the step's lowered program: the products that have an axis of the vocabulary, and all."""
+    config = MODEL.model_copy(update={"compute_dtype": "bfloat16"} | changes)
     mesh = make_mesh(axes, jax.devices()[: 8 if axes else 1])
     step = make_train_step(config, ADAMW, CISPO, mesh=mesh, temperature=1.0, head_chunk=HEAD_CHUNK, remat="none")
     text = step.jitted.lower(
         state_from_params(config, ADAMW, mesh=mesh, params=host_params), batch, None, None
     ).as_text()
     dots = [line for line in text.splitlines() if "dot_general" in line]
-    head = [line for line in dots if re.search(r"tensor<20x32xf32>|tensor<\d+x20xf32>", line)]
+    return [line for line in dots if re.search(r"tensor<20x32x\w+>|tensor<\d+x20x\w+>", line)], dots
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
+def test_the_head_is_a_float32_product_at_highest_precision(axes, host_params, batch):
+    head, dots = products_of_the_head(axes, host_params, batch)
     # Forward (the backward pass repeats it), and the gradients of head and hidden state.
     assert len(head) >= 3
     assert all("precision = [HIGHEST, HIGHEST]" in line and "bf16" not in line for line in head)
     assert any("bf16" in line for line in dots)
+
+
+def test_the_ablation_makes_bfloat16_products_of_the_head(host_params, batch):
+    head, _ = products_of_the_head({}, host_params, batch, head_dtype="bfloat16", compute_dtype="float32")
+    assert len(head) >= 3
+    assert all(line.count("xbf16>") == 2 and "HIGHEST" not in line for line in head)
 
 
 def test_rows_that_do_not_divide_are_refused_before_compilation(build_step, host_params, batch):

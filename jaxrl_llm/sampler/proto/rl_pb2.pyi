@@ -81,14 +81,16 @@ class Draw(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., stream: _Optional[int] = ..., sibling: _Optional[int] = ..., ledger_id: _Optional[str] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "draws")
+    __slots__ = ("prompt", "sampling", "draws", "whole")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DRAWS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     draws: _containers.RepeatedCompositeFieldContainer[Draw]
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ...) -> None: ...
+    whole: bool
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("draw", "ledger_id", "request_id", "tokens", "logprobs", "versions", "forced", "finish")
@@ -224,3 +226,181 @@ class MetricsResponse(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.ScalarMap[str, float]
     def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("protocol", "run", "session", "facts", "silence_s")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_S_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run: str
+    session: str
+    facts: _containers.ScalarMap[str, str]
+    silence_s: float
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., session: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., silence_s: _Optional[float] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("refusal", "slots", "version", "digest")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    slots: int
+    version: int
+    digest: str
+    def __init__(self, refusal: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class OfferRequest(_message.Message):
+    __slots__ = ("session", "version", "digest", "source", "transfer", "patience_s")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    version: int
+    digest: str
+    source: str
+    transfer: bool
+    patience_s: float
+    def __init__(self, session: _Optional[str] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., transfer: _Optional[bool] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
+class OfferResponse(_message.Message):
+    __slots__ = ("failure", "superseded", "digest", "bytes", "pull_s", "load_s", "fallback")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    failure: str
+    superseded: bool
+    digest: str
+    bytes: int
+    pull_s: float
+    load_s: float
+    fallback: str
+    def __init__(self, failure: _Optional[str] = ..., superseded: _Optional[bool] = ..., digest: _Optional[str] = ..., bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., load_s: _Optional[float] = ..., fallback: _Optional[str] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("session", "version", "verify")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    version: int
+    verify: bool
+    def __init__(self, session: _Optional[str] = ..., version: _Optional[int] = ..., verify: _Optional[bool] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ("version", "digest")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    digest: str
+    def __init__(self, version: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    def __init__(self, session: _Optional[str] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("state", "version", "in_flight", "error")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    version: int
+    in_flight: int
+    error: str
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[int] = ..., in_flight: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class DetachRequest(_message.Message):
+    __slots__ = ("session", "finished")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    finished: bool
+    def __init__(self, session: _Optional[str] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class DetachResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("version", "digest")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    digest: str
+    def __init__(self, version: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("path", "shape", "start")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    start: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, path: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LendResponse(_message.Message):
+    __slots__ = ("address", "id", "parts")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    id: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, address: _Optional[str] = ..., id: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class ReturnRequest(_message.Message):
+    __slots__ = ("id", "failed")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    failed: bool
+    def __init__(self, id: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
+
+class ReturnResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("protocol", "address", "facts")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    address: str
+    facts: _containers.ScalarMap[str, str]
+    def __init__(self, protocol: _Optional[int] = ..., address: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    def __init__(self, refusal: _Optional[str] = ...) -> None: ...

@@ -48,7 +48,13 @@ class Access:
 
 
 def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> Token | None:
-    """The token in `file` or else in JAXRL_SERVE_TOKEN; None if there is neither.
+    """The token in `file` or else in JAXRL_SERVE_TOKEN; None if there is neither. Raises as `read_secret`."""
+    secret = read_secret(file, environment)
+    return None if secret is None else Token(secret)
+
+
+def read_secret(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The same token as it is sent.
 
     Raises UserError if it cannot be read, is shorter than 16 characters, or could not be sent in a header.
     """
@@ -67,7 +73,7 @@ def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -
             f"{source} must hold one token of at least {_SHORTEST_TOKEN} printable ASCII characters without spaces; "
             f"`openssl rand -hex 32` makes one"
         )
-    return Token(secret)
+    return secret
 
 
 def check_access(host: str, token: Token | None, certificate: Path | None, key: Path | None) -> Access:

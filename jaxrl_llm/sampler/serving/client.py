@@ -102,6 +102,11 @@ def sampling_message(sampling: Sampling) -> rl_pb2.Sampling:
     return message
 
 
+def completion_of(piece: rl_pb2.Piece) -> Completion:
+    """Of a draw that was asked for whole: its one piece."""
+    return join([_delta(piece)])
+
+
 def _delta(piece: rl_pb2.Piece) -> Delta:
     return Delta(
         np.array(piece.tokens, np.int32),

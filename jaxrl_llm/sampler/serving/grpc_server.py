@@ -32,8 +32,32 @@ async def start_grpc(
 
     Port 0 takes a free one. Raises UserError if the port cannot be had.
     """
+    protocol = orchestrator_protocol()
+
+    def add(server: grpc.aio.Server) -> None:
+        add_servicer(SamplerServicer(lambda: service), server)
+        if protocol is not None:
+            add_orchestrator(protocol, service, tokenizer, server)
+
+    server, bound = await start_server(add, access, port=port, max_calls=max_calls)
+    return GrpcServer(server, bound, protocol is not None)
+
+
+async def start_server(
+    add: Callable[[grpc.aio.Server], None],
+    access: Access,
+    *,
+    port: int,
+    max_calls: int,
+    on_refused: Callable[[str], None] = lambda peer: None,
+) -> tuple[grpc.aio.Server, int]:
+    """A server with the services that `add` puts on it, started in the running event loop, and its port.
+
+    `on_refused(peer)` hears of calls without the token. Port 0 takes a free one. Raises UserError if the port cannot
+    be had.
+    """
     server = grpc.aio.server(
-        interceptors=[_Bearer(access.token)] if access.token else [],
+        interceptors=[_Bearer(access.token, on_refused)] if access.token else [],
         maximum_concurrent_rpcs=max_calls,
         options=[
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -41,10 +65,7 @@ async def start_grpc(
             ("grpc.so_reuseport", 0),  # a second server on one port would silently take half of the calls
         ],
     )
-    add_servicer(SamplerServicer(service), server)
-    protocol = orchestrator_protocol()
-    if protocol is not None:
-        add_orchestrator(protocol, service, tokenizer, server)
+    add(server)
     host = f"[{access.host}]" if ":" in access.host else access.host
     address = f"{host}:{port}"
     try:
@@ -56,14 +77,14 @@ async def start_grpc(
     except RuntimeError:
         raise UserError(f"cannot listen on {address} for gRPC; is the port taken? choose another --port") from None
     await server.start()
-    return GrpcServer(server, bound, protocol is not None)
+    return server, bound
 
 
 class _Bearer(grpc.aio.ServerInterceptor):
     """Refuses a call without the token before any of its messages are read."""
 
-    def __init__(self, token: Token):
-        self._token = token
+    def __init__(self, token: Token, on_refused: Callable[[str], None]):
+        self._token, self._on_refused = token, on_refused
 
     async def intercept_service(
         self,
@@ -74,17 +95,18 @@ class _Bearer(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata)
         if handler is None or self._token.admits(_text(metadata.get("authorization"))):
             return handler
-        return _refusal(handler)
+        return _refusal(handler, self._on_refused)
 
 
 def _text(value: str | bytes | None) -> str | None:
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
-def _refusal(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+def _refusal(handler: grpc.RpcMethodHandler, on_refused: Callable[[str], None]) -> grpc.RpcMethodHandler:
     """A handler of the same kind that ends every call with UNAUTHENTICATED."""
 
     async def one(_, context: grpc.aio.ServicerContext):
+        on_refused(context.peer())
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong token: send 'authorization: Bearer ...'")
 
     async def many(_, context: grpc.aio.ServicerContext):

@@ -1,7 +1,7 @@
 """Our own gRPC service in front of a SamplerService: rl.proto."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import NoReturn
 
 import grpc
@@ -36,16 +36,26 @@ async def refuse(context: grpc.aio.ServicerContext, error: Exception) -> NoRetur
 
 
 class SamplerServicer:
-    """Every method of rl.proto's Sampler; errors of one call end that call alone."""
+    """Every method of rl.proto's Sampler; errors of one call end that call alone.
 
-    def __init__(self, service: SamplerService):
+    `service` is asked for at every call, and may raise SamplerClosedError while there is none.
+    """
+
+    def __init__(self, service: Callable[[], SamplerService]):
         self._service = service
         self._updating = asyncio.Lock()
+
+    async def _here(self, context: grpc.aio.ServicerContext) -> SamplerService:
+        try:
+            return self._service()
+        except SamplerClosedError as error:
+            await refuse(context, error)
 
     async def Sample(
         self, request: rl_pb2.SampleRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rl_pb2.Piece]:
-        reply = self._service.submit(_requests(request))
+        service = await self._here(context)
+        reply = service.submit(_requests(request), stream=not request.whole)
         try:
             ids = await asyncio.wrap_future(reply.accepted)
             for index, (id, draw) in enumerate(zip(ids, request.draws, strict=True)):
@@ -58,8 +68,9 @@ class SamplerServicer:
             reply.close()
 
     async def Abort(self, request: rl_pb2.AbortRequest, context: grpc.aio.ServicerContext) -> rl_pb2.AbortResponse:
+        service = await self._here(context)
         try:
-            aborted, finished = await asyncio.wrap_future(self._service.abort(request.request_ids))
+            aborted, finished = await asyncio.wrap_future(service.abort(request.request_ids))
         except _CALLERS as error:
             await refuse(context, error)
         return rl_pb2.AbortResponse(aborted=aborted, finished=finished)
@@ -67,34 +78,36 @@ class SamplerServicer:
     async def UpdateWeights(
         self, request_iterator: AsyncIterator[rl_pb2.WeightsChunk], context: grpc.aio.ServicerContext
     ) -> rl_pb2.UpdateWeightsResponse:
+        service = await self._here(context)
         if self._updating.locked():
             # Each call holds a model's weights on the host.
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another call is updating the weights; try again")
         async with self._updating:
-            assembly = WeightsAssembly(self._service.engine.model)
+            assembly = WeightsAssembly(service.engine.model)
             try:
                 async for chunk in request_iterator:
                     await asyncio.to_thread(assembly.add, chunk)
                 params, version = assembly.finish()
-                await asyncio.to_thread(self._service.update_weights, params, version)
+                await asyncio.to_thread(service.update_weights, params, version)
             except _CALLERS as error:
                 await refuse(context, error)
             return rl_pb2.UpdateWeightsResponse(version=version)
 
     async def Pause(self, request: rl_pb2.PauseRequest, context: grpc.aio.ServicerContext) -> rl_pb2.PauseResponse:
-        await _done(self._service.pause(), context)
+        await _done((await self._here(context)).pause(), context)
         return rl_pb2.PauseResponse()
 
     async def Resume(self, request: rl_pb2.ResumeRequest, context: grpc.aio.ServicerContext) -> rl_pb2.ResumeResponse:
-        await _done(self._service.resume(), context)
+        await _done((await self._here(context)).resume(), context)
         return rl_pb2.ResumeResponse()
 
     async def Drain(self, request: rl_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> rl_pb2.DrainResponse:
-        await _done(self._service.drain(), context)
+        await _done((await self._here(context)).drain(), context)
         return rl_pb2.DrainResponse()
 
     async def Health(self, request: rl_pb2.HealthRequest, context: grpc.aio.ServicerContext) -> rl_pb2.HealthResponse:
-        health, engine = self._service.health, self._service.engine
+        service = await self._here(context)
+        health, engine = service.health, service.engine
         return rl_pb2.HealthResponse(
             state=health.state,
             version=health.version,
@@ -109,7 +122,7 @@ class SamplerServicer:
     async def Metrics(
         self, request: rl_pb2.MetricsRequest, context: grpc.aio.ServicerContext
     ) -> rl_pb2.MetricsResponse:
-        return rl_pb2.MetricsResponse(values=self._service.metrics)
+        return rl_pb2.MetricsResponse(values=(await self._here(context)).metrics)
 
 
 async def _done(future, context: grpc.aio.ServicerContext) -> None:

@@ -1,7 +1,7 @@
 """Weights as a stream of messages: cut into chunks on one side, checked and put together on the other."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,9 @@ import numpy as np
 from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.sampler.proto import rl_pb2
+from jaxrl_llm.sampler.wire_form import LeafShape
 from jaxrl_llm.types import Params, UserError
+from jaxrl_llm.weights.snapshot import Leaf, Snapshot, digest_of, hashed, leaf_name
 
 CHUNK_BYTES = 1 << 20
 """Of one message's data: well below gRPC's own limit of 4 MiB."""
@@ -21,6 +23,7 @@ _DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
+_INT8 = {"int8": np.dtype(np.int8)}
 
 
 def weights_chunks(params: Params, version: int) -> Iterator[rl_pb2.WeightsChunk]:
@@ -28,27 +31,42 @@ def weights_chunks(params: Params, version: int) -> Iterator[rl_pb2.WeightsChunk
     leaves = jax.tree_util.tree_leaves_with_path(params)
     yield rl_pb2.WeightsChunk(header=rl_pb2.WeightsHeader(version=version, leaves=len(leaves)))
     for path, leaf in leaves:
-        array = np.asarray(leaf, order="C")
-        raw = array.reshape(-1).view(np.uint8).data
-        name, digest = jax.tree_util.keystr(path, simple=True, separator="."), hashlib.sha256(raw).digest()
-        yield rl_pb2.WeightsChunk(
-            leaf=rl_pb2.LeafHeader(path=name, dtype=array.dtype.name, shape=array.shape, sha256=digest)
-        )
-        for start in range(0, len(raw), CHUNK_BYTES):
-            yield rl_pb2.WeightsChunk(data=bytes(raw[start : start + CHUNK_BYTES]))
+        yield from _leaf_chunks(hashed(leaf_name(path), np.asarray(leaf)))
+
+
+def snapshot_chunks(snapshot: Snapshot) -> Iterator[rl_pb2.WeightsChunk]:
+    """The messages of one Pull call."""
+    yield rl_pb2.WeightsChunk(header=rl_pb2.WeightsHeader(version=snapshot.version, leaves=len(snapshot.leaves)))
+    for leaf in snapshot.leaves:
+        yield from _leaf_chunks(leaf)
+
+
+def _leaf_chunks(leaf: Leaf) -> Iterator[rl_pb2.WeightsChunk]:
+    shape, raw = leaf.array.shape, leaf.raw
+    yield rl_pb2.WeightsChunk(
+        leaf=rl_pb2.LeafHeader(path=leaf.path, dtype=leaf.array.dtype.name, shape=shape, sha256=leaf.sha256)
+    )
+    for start in range(0, len(raw), CHUNK_BYTES):
+        yield rl_pb2.WeightsChunk(data=bytes(raw[start : start + CHUNK_BYTES]))
 
 
 class WeightsAssembly:
-    """Puts the messages of one UpdateWeights call together for a model, as they come.
+    """Puts the messages of one UpdateWeights or Pull call together, as they come.
 
-    `add` raises UserError at the first message that does not fit: an unknown, repeated or mis-shaped leaf, bytes too
-    many or too few, another sha256, numbers that are not finite. So no call holds more than the model's own size.
+    For a model's weights in any dtype, or for leaves of exactly these shapes and dtypes (`WireForm.shapes`). `add`
+    raises UserError at the first message that does not fit: an unknown, repeated or mis-shaped leaf, bytes too many or
+    too few, another sha256, numbers that are not finite. So no call holds more than the model's own size.
     """
 
-    def __init__(self, model: ModelConfig):
-        shapes = jax.tree_util.tree_leaves_with_path(abstract_params(model))
-        self._wanted = {jax.tree_util.keystr(p, simple=True, separator="."): tuple(a.shape) for p, a in shapes}
-        self._leaves: dict[str, np.ndarray] = {}
+    def __init__(self, wanted: ModelConfig | Mapping[str, LeafShape]):
+        if isinstance(wanted, ModelConfig):
+            shapes = jax.tree_util.tree_leaves_with_path(abstract_params(wanted))
+            self._wanted = {leaf_name(path): tuple(leaf.shape) for path, leaf in shapes}
+            self._dtypes = dict.fromkeys(self._wanted, _DTYPES)
+        else:
+            self._wanted = {name: shape for name, (shape, _) in wanted.items()}
+            self._dtypes = {name: {dtype: (_DTYPES | _INT8)[dtype]} for name, (_, dtype) in wanted.items()}
+        self._leaves: dict[str, Leaf] = {}
         self._header: rl_pb2.WeightsHeader | None = None
         self._leaf: rl_pb2.LeafHeader | None = None
         self._buffer = np.zeros(0, np.uint8)
@@ -68,21 +86,27 @@ class WeightsAssembly:
             case _:
                 raise UserError("weights: an empty message")
 
-    def finish(self) -> tuple[Params, int]:
-        """(params, version) once everything came. Raises UserError naming the first leaf that is missing."""
+    def snapshot(self) -> Snapshot:
+        """What came, once everything has. Raises UserError naming the first leaf that is missing."""
         self._end_leaf()
         if self._header is None:
             raise UserError("weights: the call has no header")
         if missing := sorted(self._wanted.keys() - self._leaves.keys()):
             raise UserError(f"weights lack the leaf {missing[0]} (and {len(missing) - 1} more) of this model")
+        leaves = tuple(sorted(self._leaves.values(), key=lambda leaf: leaf.path))
+        return Snapshot(self._header.version, leaves, digest_of(leaves))
+
+    def finish(self) -> tuple[Params, int]:
+        """(params, version) of a model, once everything came. Raises UserError as `snapshot` does."""
+        snapshot = self.snapshot()
         params: dict[str, Any] = {}
-        for name, leaf in self._leaves.items():
-            *parents, last = name.split(".")
+        for leaf in snapshot.leaves:
+            *parents, last = leaf.path.split(".")
             node = params
             for parent in parents:
                 node = node.setdefault(parent, {})
-            node[last] = leaf
-        return params, self._header.version
+            node[last] = leaf.array
+        return params, snapshot.version
 
     def _begin_leaf(self, leaf: rl_pb2.LeafHeader) -> None:
         if self._header is None:
@@ -95,9 +119,10 @@ class WeightsAssembly:
             raise UserError(
                 f"weights leaf {leaf.path} has shape {tuple(leaf.shape)}; this model needs {self._wanted[leaf.path]}"
             )
-        if leaf.dtype not in _DTYPES:
-            raise UserError(f"weights leaf {leaf.path} is {leaf.dtype}; use one of: {', '.join(_DTYPES)}")
-        size = int(np.prod(leaf.shape, dtype=np.int64)) * _DTYPES[leaf.dtype].itemsize
+        dtypes = self._dtypes[leaf.path]
+        if leaf.dtype not in dtypes:
+            raise UserError(f"weights leaf {leaf.path} is {leaf.dtype}; use one of: {', '.join(dtypes)}")
+        size = int(np.prod(leaf.shape, dtype=np.int64)) * dtypes[leaf.dtype].itemsize
         self._leaf, self._filled, self._buffer = leaf, 0, np.empty(size, np.uint8)
 
     def _fill(self, data: bytes) -> None:
@@ -118,7 +143,7 @@ class WeightsAssembly:
             raise UserError(
                 f"weights leaf {leaf.path} arrived with another sha256 than it was sent with; send it again"
             )
-        array = self._buffer.view(_DTYPES[leaf.dtype]).reshape(leaf.shape)
+        array = self._buffer.view(self._dtypes[leaf.path][leaf.dtype]).reshape(leaf.shape)
         if not np.isfinite(array).all():
             raise UserError(f"weights leaf {leaf.path} holds numbers that are not finite")
-        self._leaves[leaf.path], self._leaf = array, None
+        self._leaves[leaf.path], self._leaf = Leaf(leaf.path, array, leaf.sha256), None

@@ -1,12 +1,8 @@
 """Publish and subscribe of weight versions inside one process."""
 
-import hashlib
 import threading
 
-import jax
-import numpy as np
-
-from jaxrl_llm.types import Params, PolicyWeights
+from jaxrl_llm.types import PolicyWeights
 
 
 class WeightBoard:
@@ -45,13 +41,3 @@ class WeightBoard:
         with self._changed:
             self._woken = True
             self._changed.notify_all()
-
-
-def digest(params: Params) -> str:
-    """sha256 over paths, dtypes, shapes and bytes of all leaves: equal exactly when the weights are."""
-    result = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = np.asarray(leaf)
-        result.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        result.update(array.tobytes())
-    return result.hexdigest()

@@ -1,0 +1,66 @@
+"""The planner's prediction beside a measured run: costs measured on the run's weights, every mode run and predicted.
+
+python benchmarks/pipeline/local.py --steps 120
+The policy is frozen (rate 0), so that lengths and the share of trained groups stay what they were when costs were
+measured.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from costs import measure
+
+from jaxrl_llm.checkpoints.orbax import CheckpointStore
+from jaxrl_llm.cli.assemble import assemble
+from jaxrl_llm.cli.simulating import plan_of
+from jaxrl_llm.cli.training import run_training
+from jaxrl_llm.config import load
+from jaxrl_llm.metrics import read_records
+from jaxrl_llm.pipeline.planner import predict
+
+CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+MODES = {"sync": [], "ppo_off_policy": ["rollout.max_lag=8"], "pipeline": ["rollout.max_lag=8"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    options = parser.parse_args()
+    rows, costs, load_before = [], None, os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        for mode, more in MODES.items():
+            once = [f"{key}={options.steps}" for key in ("train.steps", "eval.every", "checkpoint.every")]
+            frozen = ["optimizer.lr=0", "optimizer.decay_steps=0", "algorithm.no_positive_resampling=null"]
+            config = load(options.config, [f"rollout.mode={mode}", *more, *once, *frozen, "sft.steps=150"])
+            run_dir = Path(folder) / mode
+            assert run_training(config, run_dir, reinforce=True) == "finished"
+            records = [record for _, record in read_records(run_dir / "metrics.jsonl")][options.steps // 4 :]
+            measured = sum(record["step_s"] for record in records) / len(records)
+            if costs is None:
+                params = CheckpointStore(run_dir / "checkpoints", keep=1).read_params(0)
+                setup = assemble(config)
+                costs, slower = measure(setup, params)
+                print("slower together:", slower, flush=True)
+            predicted = predict(plan_of(config, local=True), costs, trainer_chips=setup.trainer_mesh.size, samplers=1)
+            rows.append(
+                {
+                    "mode": mode,
+                    "measured_step_s": measured,
+                    "predicted_step_s": predicted["step_s"],
+                    "ratio": predicted["step_s"] / measured,
+                    "lag_mean": (sum(r["lag_mean"] for r in records) / len(records), predicted["lag_mean"]),
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    print(f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()

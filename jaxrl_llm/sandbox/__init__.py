@@ -1,0 +1,1 @@
+"""Runs programs nobody trusts. The only room that starts such processes."""
