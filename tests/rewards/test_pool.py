@@ -148,6 +148,25 @@ def test_a_pool_that_is_closed_says_so_and_leaves_no_process():
     assert not any(Path(f"/proc/{pid:.0f}").exists() for pid in pids)
 
 
+def test_closing_waits_for_no_more_than_what_is_under_way():
+    workers = WorkerPool(FUNCTIONS, workers=1, timeout_s=1.0, retries=5, memory_mb=512)
+    workers.run([Job("pid", {})])
+    errors = []
+
+    def call():
+        with pytest.raises(RuntimeError, match="closed"):
+            workers.run([misbehaves("sleep")] * 20)
+        errors.append(True)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while workers._jobs.qsize() != 19:
+        time.sleep(0.01)
+    workers.close()
+    caller.join(timeout=30)
+    assert errors == [True]
+
+
 def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
