@@ -1216,9 +1216,13 @@ def _run_python(path: Path) -> Any:
 
 def _refuse_functions(tree: Mapping[str, Any], where: str) -> None:
     """Whoever writes a YAML file or an override names values, and runs no code of theirs."""
-    rollout = tree.get("rollout")
-    named = rollout.get("rewards") if isinstance(rollout, Mapping) else None
-    for name in named if isinstance(named, Mapping) else ():
+    rollout, data = tree.get("rollout"), tree.get("data")
+    parts = rollout.get("rewards") if isinstance(rollout, Mapping) else None
+    sources = data.get("sources") if isinstance(data, Mapping) else None
+    named = [*parts] if isinstance(parts, Mapping) else []
+    sources = sources.values() if isinstance(sources, Mapping) else sources if isinstance(sources, list) else ()
+    named += [source.get("reward") for source in sources if isinstance(source, Mapping)]
+    for name in named:
         if ":" in str(name):
             raise UserError(
                 f"{where}: the reward {name!r} is a function, which only a Python config may name; see docs/rewards.md"

@@ -92,24 +92,32 @@ class WorkerPool:
             return []
         self.start()
         queued = [_Queued(job) for job in jobs]
-        for one in queued:
-            self._jobs.put(one)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            for one in queued:
+                self._jobs.put(one)
         return [one.result.result() for one in queued]
 
     def close(self) -> None:
-        """End all processes. Jobs under way are finished first; whoever runs more gets RuntimeError."""
+        """End all processes, once what they are at is done; whoever waits for more, or runs more, gets RuntimeError."""
         with self._lock:
             self._closed = True
             threads, forker = self._threads, self._forker
+        self._give_up_queued()
         for _ in threads:
             self._jobs.put(None)
         for thread in threads:
             thread.join()
-        while not self._jobs.empty():  # what was to be tried again
-            if (left := self._jobs.get()) is not None:
-                left.result.set_exception(RuntimeError("the pool is closed"))
+        self._give_up_queued()  # what was to be tried again
         if forker is not None:
             forker.close()
+
+    def _give_up_queued(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (left := self._jobs.get_nowait()) is not None:
+                    left.result.set_exception(RuntimeError("the pool is closed"))
 
     def _work(self) -> None:
         worker: _Worker | None = None

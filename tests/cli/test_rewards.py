@@ -2,6 +2,8 @@
 
 import pytest
 
+from jaxrl_llm.rewards.math_answer import is_right
+
 FUNCTIONS = """
 import time
 
@@ -72,6 +74,17 @@ def test_a_python_config_may_name_functions_and_their_hangs_drop_samples(config,
             [],
             "the reward 'os:getpid' is a function, which only a Python config",
         ),
+        (
+            "data: {sources: [{name: a, kind: arithmetic, reward: 'os:getpid'}]}",
+            [],
+            "the reward 'os:getpid' is a function",
+        ),
+        (
+            "",
+            ["data.sources=[{name: a, kind: arithmetic, reward: 'os:getpid'}]"],
+            "the reward 'os:getpid' is a function",
+        ),
+        ("", ["data.sources.addition.reward=os:getpid"], "the reward 'os:getpid' is a function"),
         ("extends: mine.py", [], "is YAML and cannot extend mine.py, which is code"),
         ("", ["extends=mine.py"], "is YAML and cannot extend mine.py, which is code"),
     ],
@@ -99,3 +112,16 @@ def test_what_does_not_fit_is_said_before_anything_is_written(text, message, con
     assert (status, err.count("\n")) == (2, 1)
     assert message in err
     assert not (config.parent / "run").exists()
+
+
+def test_math_answers_train_and_are_evaluated_in_the_workers(tiny, jaxrl, records):
+    run = tiny.parent / "run"
+    more = ["data.sources.addition.reward=math", "sft.steps=0", "train.steps=1", "eval.every=1", "eval.samples=1"]
+    more += ["rollout.reward_workers.count=2", "rollout.reward_workers.timeout_s=60"]
+    status, _, err = jaxrl("train", tiny, *more, "--run-dir", run)
+    assert status == 0, err
+    assert {step["reward_failures"] for step in records(run, "metrics")} == {0}
+    for sample in records(run, "samples"):
+        right = sample["finish"] == "stop" and is_right(sample["completion"], sample["answer"])
+        assert sample["reward"] == (1 if right else -1)
+    assert all(0 <= record["value"] <= 1 for record in records(run, "eval"))

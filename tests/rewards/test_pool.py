@@ -17,7 +17,7 @@ import pytest
 from jaxrl_llm.rewards.pool import Job, WorkerPool
 from jaxrl_llm.types import UserError
 
-FUNCTIONS = {name: f"reward_functions:{name}" for name in ("double", "misbehave", "pid", "waits")}
+FUNCTIONS = {name: f"reward_functions:{name}" for name in ("double", "misbehave", "pid", "spins", "waits")}
 
 
 def pool(workers=2, timeout_s=20.0, retries=0, memory_mb=512, functions=FUNCTIONS):
@@ -148,10 +148,42 @@ def test_a_pool_that_is_closed_says_so_and_leaves_no_process():
     assert not any(Path(f"/proc/{pid:.0f}").exists() for pid in pids)
 
 
-def test_the_process_that_forks_may_die_too():
-    with pool(workers=1, retries=1) as workers:
-        pid = int(workers.run([Job("pid", {})])[0].value)
-        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+def test_closing_waits_for_no_more_than_what_is_under_way():
+    workers = WorkerPool(FUNCTIONS, workers=1, timeout_s=1.0, retries=5, memory_mb=512)
+    workers.run([Job("pid", {})])
+    errors = []
+
+    def call():
+        with pytest.raises(RuntimeError, match="closed"):
+            workers.run([misbehaves("sleep")] * 20)
+        errors.append(True)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while workers._jobs.qsize() != 19:
+        time.sleep(0.01)
+    workers.close()
+    caller.join(timeout=30)
+    assert errors == [True]
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_the_process_that_forks_may_die_and_takes_hanging_workers_with_it(tmp_path):
+    started = tmp_path / "started"
+    with pool(workers=1, timeout_s=120.0) as workers:
+        outcomes = []
+        hanging = threading.Thread(
+            target=lambda: outcomes.extend(workers.run([Job("spins", {"started": str(started)})]))
+        )
+        hanging.start()
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.01)
+        os.kill(parent_of(int(started.read_text())), signal.SIGKILL)
+        hanging.join(timeout=60)
+        assert [o.failed for o in outcomes] == ["its process died"]  # at once, not after its time-out
         assert workers.run([Job("double", {"number": 3})])[0].value == 6.0
 
 
