@@ -45,7 +45,16 @@ def profile(fit: Fit, name: str, *, level: float = LEVEL) -> Profile:
     index = data.names.index(name)
     groups = data.ones.shape[0]
     in_log = logs(law, groups)[index]
-    found = np.array(list(fit.params.values()))
+    found, least = np.array(list(fit.params.values())), fit.objective
+    if fit.r0_source == "zero":  # all measurements together have an optimum of their own
+        joint = solve(
+            data.law,
+            batch_of([data]),
+            np.concatenate([found[None], data.starts()])[None],
+            data.low[None],
+            data.high[None],
+        )
+        found, least = joint.parameters[0], float(joint.objective[0])
 
     def search(value: float | np.ndarray) -> np.ndarray:
         return np.log(value) if in_log else np.asarray(value, np.float64)
@@ -53,11 +62,6 @@ def profile(fit: Fit, name: str, *, level: float = LEVEL) -> Profile:
     centre, low, high = (float(search(value)) for value in (found[index], data.low[index], data.high[index]))
     variance = fit.covariance[fit.free.index(name), fit.free.index(name)]
     step = min(max(float(np.sqrt(max(variance, 0.0))), 1e-9 * (1 + abs(centre))), high - low)
-    least = (
-        fit.objective + float(np.sum(np.square(data.response[fit.points :] - found[data.names.index("R0")])))
-        if (fit.r0_source == "zero")
-        else fit.objective
-    )
     allowed = least * (1 + scipy.stats.t.ppf((1 + level) / 2, fit.freedom) ** 2 / fit.freedom)
     allowed = max(allowed, least + 1e-26 * float(np.sum(data.weights * data.link**2)))
 
