@@ -16,8 +16,8 @@ from jaxrl_llm.types import UserError
 RESAMPLES = 1000
 Kind = Literal["residual", "block", "points", "seeds"]
 
-# Starts of every refit of a sigmoid, relative to the original fit: B times the first, ln C_mid plus the second times the
-# span of ln C. The first is the original fit itself.
+# Starts of every refit of a sigmoid, relative to the original fit: B times the first, ln C_mid plus the second times
+# the span of ln C. The first is the original fit itself.
 _AROUND = ((1.0, 0.0), (1.7, -0.15), (0.6, 0.4), (3.0, 0.0))
 
 
@@ -43,7 +43,8 @@ class Bootstrap:
         tails = [(1 - level) / 2, (1 + level) / 2]
         ends = np.quantile(self.draws, tails, axis=0)
         names = list(self.fit.params)
-        return {name: tuple(map(float, ends[:, names.index(name)])) for name in self.fit.intervals}
+        low, high = ends[:, [names.index(name) for name in self.fit.intervals]]
+        return {name: (float(low[k]), float(high[k])) for k, name in enumerate(self.fit.intervals)}
 
     def curves(self, *columns: np.ndarray, group: str | None = None) -> np.ndarray:
         """The R refitted laws at `columns` (each [M]), [R, M], in the response's unit."""
@@ -56,7 +57,7 @@ class Bootstrap:
     def band(
         self, *columns: np.ndarray, level: float = LEVEL, group: str | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Prediction band at `columns` (each [M]): where a new measurement would fall, law and noise together. Two [M]."""
+        """Prediction band at `columns` (each [M]): where a new measurement would fall, law and noise. Two [M]."""
         refits = self.curves(*columns, group=group)
         noise = np.random.default_rng(self.seed + 1).choice(self.residuals, size=refits.shape)
         in_ln = law_named(self.fit.law).log_function is not None
@@ -70,8 +71,8 @@ def bootstrap(
 ) -> Bootstrap:
     """Refit `resamples` resampled data sets; the same seed gives the same draws.
 
-    "residual": residuals drawn one by one. "block": drawn in blocks of `block` neighbours (default: the cube root of the
-    number of points), for noise that is correlated along a run. "points": the points themselves are drawn (what the
+    "residual": residuals drawn one by one. "block": drawn in blocks of `block` neighbours (default: the cube root of
+    the number of points), for noise that is correlated along a run. "points": the points themselves are drawn (what the
     Chinchilla replication does). "seeds": whole groups are drawn, for what differs from seed to seed.
     Where R0 was measured at zero compute it is a measurement like the others, so it is resampled too.
     """
@@ -99,7 +100,9 @@ def bootstrap_many(
     lanes = batch.repeat(resamples)
     lanes.y[:] = np.concatenate([y for y, _, _ in drawn])
     lanes.weights[:] = np.concatenate([weights for _, weights, _ in drawn])
-    low, high = (np.repeat(np.stack([getattr(data, end) for data in sets]), resamples, axis=0) for end in ("low", "high"))
+    low, high = (
+        np.repeat(np.stack([getattr(data, end) for data in sets]), resamples, axis=0) for end in ("low", "high")
+    )
     if law.name == "sigmoid":
         R0 = np.concatenate([R0 for _, _, R0 in drawn])
         measured = np.repeat([data.r0_source == "zero" for data in sets], resamples)
@@ -160,7 +163,9 @@ def _resample(
     else:
         seeds = len(data.labels)
         if seeds < 2 or any(parameter.per_group for parameter in data.law.parameters):
-            raise UserError(f"a bootstrap of seeds needs at least 2 groups that share all parameters, this fit has {seeds}")
+            raise UserError(
+                f"a bootstrap of seeds needs at least 2 groups that share all parameters, this fit has {seeds}"
+            )
         if measured and len(data.zeros) != seeds:
             raise UserError(f"{len(data.zeros)} of {seeds} seeds were measured at zero compute; measure all or none")
         counts = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
@@ -170,9 +175,7 @@ def _resample(
     return y, weights, R0
 
 
-def _blocks(
-    pool: np.ndarray, data: Data, length: int, resamples: int, generator: np.random.Generator
-) -> np.ndarray:
+def _blocks(pool: np.ndarray, data: Data, length: int, resamples: int, generator: np.random.Generator) -> np.ndarray:
     """Noise [R, N] drawn from the pool [N] in blocks of `length` neighbours; a block does not cross two runs."""
     noise = np.empty((resamples, len(pool)))
     for index in range(max(len(data.labels), 1)):

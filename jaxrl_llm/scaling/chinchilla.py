@@ -5,7 +5,6 @@ evaluated through log-sum-exp. Approaches 1 and 2 are below: they give the optim
 the law "allocation" (a power law) is fitted.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,27 +88,25 @@ def _columns(**columns: Any) -> list[np.ndarray]:
 def envelope_optima(N: Any, C: Any, loss: Any, bins: int = 1500) -> Optima:
     """Approach 1: the envelope of training curves. Rows (N, C, loss) are points of runs, all [K].
 
-    For each of `bins` budgets, evenly spaced in ln C over the part that at least two models share, every model's
-    curve is interpolated (ln loss over ln C) and the best model kept. Raises UserError where models do not overlap.
+    For each of `bins` budgets, evenly spaced in ln C, every model's curve is interpolated (ln loss over ln C) and the
+    best kept, where a smaller and a larger model can be compared with it. Raises UserError where there is none.
     """
     N, C, loss = _columns(N=N, C=C, loss=loss)
     sizes = np.unique(N)
-    runs = [(size, *(values[N == size][np.argsort(C[N == size])] for values in (C, loss))) for size in sizes]
-    ends = np.sort([run[1][-1] for run in runs]), np.sort([run[1][0] for run in runs])
+    runs = [(size, *(values[size == N][np.argsort(C[size == N])] for values in (C, loss))) for size in sizes]
     if len(sizes) < 3:
         raise UserError(f"{len(sizes)} model sizes make no envelope; at least 3 are needed")
-    low, high = ends[1][1], ends[0][-2]
-    if low >= high:
-        raise UserError("the training curves of different models do not overlap in compute; an envelope needs overlap")
-    budgets = np.geomspace(low, high, bins)
-    values = np.stack(
-        [np.interp(np.log(budgets), np.log(c), np.log(l), left=np.inf, right=np.inf) for _, c, l in runs]
-    )
-    best = np.argmin(values, axis=0)
-    # A budget at which the smallest or largest model wins says only that the optimum lies outside the sizes.
-    inside = (best > 0) & (best < len(sizes) - 1)
+    budgets = np.geomspace(C.min(), C.max(), bins)
+    values = np.stack([np.interp(np.log(budgets), np.log(c), np.log(y), left=np.inf, right=np.inf) for _, c, y in runs])
+    best, every = np.argmin(values, axis=0), np.arange(bins)
+    # Where no smaller or no larger model has been trained so far, the best of them says nothing about the optimum.
+    there = np.cumsum(np.isfinite(values), axis=0)
+    inside = (there[best, every] > 1) & (there[-1] > there[best, every])
     if not inside.any():
-        raise UserError("the smallest or the largest model is best at every budget; the optimum lies outside the sizes")
+        raise UserError(
+            "at no budget is a model better than both a smaller and a larger one: the training curves do not overlap "
+            "in compute, or the optimum lies outside the sizes"
+        )
     C, N = budgets[inside], sizes[best[inside]]
     return Optima(C, N, C / (6.0 * N), np.exp(values[best, np.arange(bins)][inside]))
 
@@ -164,8 +161,8 @@ def allocation_starts(columns: tuple[np.ndarray, ...], y: np.ndarray, groups: np
 
 
 def published_grid() -> np.ndarray:
-    """The published grid of starts (E, A, B, alpha, beta), float64 [4500, 5]: alpha and beta in 0, .5, .., 2 (0 is moved
-    to .01, for they are searched in ln); ln E in -1, -.5, .., 1; ln A and ln B in 0, 5, .., 25."""
+    """The published grid of starts (E, A, B, alpha, beta), float64 [4500, 5]: alpha and beta in 0, .5, .., 2 (0 is
+    moved to .01, for they are searched in ln); ln E in -1, -.5, .., 1; ln A and ln B in 0, 5, .., 25."""
     exponents = np.maximum(np.arange(5) * 0.5, 0.01)
     scales = np.exp(np.arange(6) * 5.0)
     grid = np.meshgrid(np.exp(np.arange(-2, 3) * 0.5), scales, scales, exponents, exponents, indexing="ij")

@@ -18,7 +18,7 @@ from jaxrl_llm.scaling.engine import Solutions
 from jaxrl_llm.scaling.fit import Fit, fits_of, solve_many
 from jaxrl_llm.scaling.table import law_named
 
-# By how much of itself the summed objective may lie above the best one known before the optimiser counts as stopped early.
+# By how much of itself the summed objective may lie above the best known one; beyond it the optimiser stopped early.
 EARLY = 1e-4
 
 
@@ -66,9 +66,7 @@ def fit_published_chinchilla(
             best = found
     values = np.full(5, np.nan) if best is None else np.concatenate([np.exp(best.x[:3]), best.x[3:]])
     reached = np.inf if best is None else best.fun / scale
-    fit = fits_of(
-        [checked], Solutions(values[None], np.array([reached]), np.array([True])), protocol="published"
-    )[0]
+    fit = fits_of([checked], Solutions(values[None], np.array([reached]), np.array([True])), protocol="published")[0]
     ours = solve_many(law, [checked])
     optimum = float(ours.objective[0])
     if reached <= optimum * (1 + EARLY) + 1e-12:
@@ -76,10 +74,8 @@ def fit_published_chinchilla(
     known = ", ".join(f"{name} {value:.5g}" for name, value in zip(checked.names, ours.parameters[0], strict=True))
     kind = "averaged" if average else "summed"
     text = (
-        f"the optimiser stopped early on the {kind} objective: the summed Huber loss is {reached:.6g} where {optimum:.6g} "
-        f"can be had ({known})"
+        f"the optimiser stopped early on the {kind} objective: the summed Huber loss is {reached:.6g} "
+        f"where {optimum:.6g} can be had ({known})"
     )
     flag = Flag("early_stop", text, tuple(checked.names))
-    return dataclasses.replace(
-        fit, flags=(*fit.flags, flag), converged=False, intervals={name: None for name in fit.intervals}
-    )
+    return dataclasses.replace(fit, flags=(*fit.flags, flag), converged=False, intervals=dict.fromkeys(fit.intervals))

@@ -60,7 +60,7 @@ def search_covariance(
 
 
 def _inverse(normal: np.ndarray) -> np.ndarray:
-    """The inverse, scaled to unit diagonal first; the pseudo-inverse's infinite directions come out huge, never small."""
+    """The inverse, scaled to unit diagonal first; directions that the data does not tell come out huge, never small."""
     scale = np.sqrt(np.maximum(np.diag(normal), 1e-300))
     values, vectors = np.linalg.eigh(normal / np.outer(scale, scale))
     values = np.maximum(values, 1e-15)
@@ -80,7 +80,7 @@ def _sandwich(residuals: np.ndarray, delta: float) -> float:
 
 
 def unidentified(names: tuple[str, ...], jacobian: np.ndarray) -> list[Flag]:
-    """A doubt where some combination of the free parameters changes nothing at the points: Jacobian [N, F] of low rank."""
+    """A doubt where free parameters can change together without a trace at the points: Jacobian [N, F] of low rank."""
     if not names:
         return []
     scale = np.maximum(np.linalg.norm(jacobian, axis=0), 1e-300)

@@ -17,11 +17,14 @@ R0Source = Literal["zero", "given", "free", "none"]
 
 @dataclass(frozen=True)
 class Data:
-    """One data set of one law, float64. `columns` [C, N], `response`, `weights` [N]; `labels` names the G groups and
-    `groups` [N] (int) says whose each point is (empty where the data has none). `low` and `high` [P] bound the
-    parameters (equal: held fixed), `names` [P] names them, per-group ones as NAME[label]. `zeros` holds the rewards
-    measured at zero compute, where R0 (their mean) was taken from them and they are not among the points; `reward_low` is then R0's lower bound. `measurements` [N] numbers
-    the measurement that each row comes from, where several rows come from one."""
+    """One data set of one law, float64.
+
+    `columns` [C, N], `response` and `weights` [N]. `labels` names the G groups and `groups` [N] (int) says whose each
+    point is (empty where the data has none). `low` and `high` [P] bound the parameters (equal: held fixed), `names` [P]
+    names them, per-group ones as NAME[label]. `zeros` holds the rewards measured at zero compute, where R0 (their mean)
+    was taken from them and they are not among the points; `reward_low` is then R0's lower bound. `measurements` [N]
+    numbers the measurement that each row comes from, where several rows come from one.
+    """
 
     law: Law
     columns: np.ndarray
@@ -52,7 +55,7 @@ class Data:
 
     @property
     def ones(self) -> np.ndarray:
-        """Which points belong to which group, [G, N] ones and zeros; no group for a law without per-group parameters."""
+        """Which points belong to which group, [G, N] ones and zeros; G is 0 for a law without per-group parameters."""
         if not any(parameter.per_group for parameter in self.law.parameters):
             return np.zeros((0, len(self)))
         return (self.groups[None] == np.arange(len(self.labels))[:, None]).astype(np.float64)
@@ -101,7 +104,9 @@ def prepare(
     of_one = None
     if measurements is not None:
         if len(measurements) != count or law.levels is not None:
-            raise UserError(f"measurements must number the {count} rows, and only of laws that repeat them ({law.name})")
+            raise UserError(
+                f"measurements must number the {count} rows, and only of laws that repeat them ({law.name})"
+            )
         of_one = np.unique(np.asarray(measurements), return_inverse=True)[1]
     if law.levels is not None:
         for index in range(max(len(labels), 1)):
@@ -193,7 +198,9 @@ def _limits(
         plain = told.get(parameter.name, (parameter.low, parameter.high))
         least, greatest = given.get(name, given.get(parameter.name, plain))
         if not (np.isfinite(least) and np.isfinite(greatest) and least < greatest) or (parameter.log and least <= 0):
-            raise UserError(f"bounds {least:g} to {greatest:g} of {name} mean nothing; give a lower and a higher number")
+            raise UserError(
+                f"bounds {least:g} to {greatest:g} of {name} mean nothing; give a lower and a higher number"
+            )
         low[index], high[index] = least, greatest
     return low, high
 

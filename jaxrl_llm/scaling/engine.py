@@ -1,8 +1,8 @@
 """Fit any law of the table: many starts x many data sets (runs or resamples) in one vmapped, jitted call.
 
-Parameters are searched in their own coordinates (ln where the law says so, which keeps them positive) within box bounds;
-bounds that coincide hold a parameter fixed. Laws that are linear in two levels go through `projection`, laws with a
-Huber loss through `robust`, all others through Levenberg-Marquardt over all parameters.
+Parameters are searched in their own coordinates (ln where the law says so, which keeps them positive) within box
+bounds; bounds that coincide hold a parameter fixed. Laws that are linear in two levels go through `projection`, laws
+with a Huber loss through `robust`, all others through Levenberg-Marquardt over all parameters.
 """
 
 import functools
@@ -96,7 +96,9 @@ def _values(program: Program, p: Array, problem: _Problem) -> Array:
 def _descend(problems: _Problem, iterations: Array, *, program: Program) -> tuple[Array, ...]:
     def one(problem: _Problem) -> tuple[Array, Array, Array]:
         def residuals(p: Array) -> Array:
-            return jnp.where(problem.root_weight > 0, problem.root_weight * (_values(program, p, problem) - problem.y), 0.0)
+            return jnp.where(
+                problem.root_weight > 0, problem.root_weight * (_values(program, p, problem) - problem.y), 0.0
+            )
 
         if program.huber is not None:
             return minimise_huber(

@@ -25,10 +25,10 @@ class Fit:
     """One fitted law.
 
     `params` holds every parameter, fixed ones included; per-group ones are named NAME[label]. `intervals` has for each
-    free parameter its interval at `level`, or None where the data does not determine it; `covariance` [F, F] is that of
-    the `free` parameters in search coordinates (ln where the law says so). `residuals` and `fitted` [N] are in the law's
-    link (the response or its ln) and in the response's unit. `objective` is the weighted sum of squared residuals, or
-    the summed Huber loss; `noise` the residuals' standard deviation, degrees of freedom allowed for.
+    free or measured parameter its interval at `level`, or None where the data does not determine it; `covariance`
+    [F, F] is that of the `free` parameters in search coordinates (ln where the law says so). `residuals` [N] are in the
+    law's link (the response or its ln), `fitted` [N] in the response's unit. `objective` is the weighted sum of squared
+    residuals, or the summed Huber loss; `noise` the residuals' standard deviation, degrees of freedom allowed for.
     `flags` carry every doubt; read a number with `text(name)`, which does not print one that the data does not tell.
     """
 
@@ -147,9 +147,7 @@ def fit(
     return fit_many(law, [checked], starts=starts, level=level)[0]
 
 
-def fit_many(
-    law: str, sets: Sequence[Data], *, starts: np.ndarray | None = None, level: float = LEVEL
-) -> list[Fit]:
+def fit_many(law: str, sets: Sequence[Data], *, starts: np.ndarray | None = None, level: float = LEVEL) -> list[Fit]:
     """Fit K data sets (made by `data.prepare`) of one law in one batched call."""
     return fits_of(sets, solve_many(law_named(law), sets, starts=starts), level=level)
 
@@ -207,7 +205,8 @@ def _fit_of(
     params = {name: float(value) for name, value in zip(data.names, parameters, strict=True)}
     if law.name == "sigmoid" and params["A"] - params["R0"] <= 1e-6 * np.ptp(data.response):
         raise UserError(
-            f"the reward does not rise above R0 = {params['R0']:.4g}: a falling or flat curve does not tell A, B or C_mid"
+            f"the reward does not rise above R0 = {params['R0']:.4g}: "
+            "a falling or flat curve does not tell A, B or C_mid"
         )
     residuals = data.link - values
     flags = flags_of(data, params, residuals, converged)
@@ -219,8 +218,8 @@ def _fit_of(
     flags.extend(unidentified(free, jacobian[:, moving] * np.sqrt(data.weights)[:, None]))
     spread = {name: np.sqrt(variance) for name, variance in zip(estimate.names, np.diag(estimate.matrix), strict=True)}
     tail = scipy.stats.t.ppf((1 + level) / 2, estimate.freedom)
-    centre = to_search(law, len(data.names) - _shared(law), parameters) if law else parameters
-    in_log = logs(law, len(data.names) - _shared(law))
+    groups = data.ones.shape[0]
+    centre, in_log = to_search(law, groups, parameters), logs(law, groups)
     reached: dict[str, tuple[float, float] | None] = {}
     for index, name in enumerate(data.names):
         if name not in spread:
@@ -251,10 +250,6 @@ def _fit_of(
         protocol=protocol,
         data=data,
     )
-
-
-def _shared(law: Law) -> int:
-    return sum(not parameter.per_group for parameter in law.parameters)
 
 
 def _interval_flags(

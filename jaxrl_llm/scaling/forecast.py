@@ -152,9 +152,7 @@ def _fit_part(
     return FittedPart(found, interval, drawn.converged, grid, low, high, tuple(dict.fromkeys(warnings))), None
 
 
-def _interval_warnings(
-    fit: Fit, interval: dict[str, tuple[float, float]], drawn: Bootstrap, upper: float
-) -> list[str]:
+def _interval_warnings(fit: Fit, interval: dict[str, tuple[float, float]], drawn: Bootstrap, upper: float) -> list[str]:
     found = []
     low, high = interval["A"]
     if reaches(high, upper) and not reaches(fit.params["A"], upper):

@@ -61,9 +61,11 @@ def bucketed(reward: Any, width: float) -> np.ndarray:
 
 
 def record_points(reward: Any, width: float) -> np.ndarray:
-    """Which points [N] bool are record-breaking: their bucket exceeds that of every earlier point (the first is one)."""
+    """Which points [N] bool are record-breaking: their bucket exceeds every earlier one (the first point is one)."""
     buckets = bucketed(reward, width)
-    earlier = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(buckets)[:-1]]) if len(buckets) else buckets
+    earlier = (
+        np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(buckets)[:-1]]) if len(buckets) else buckets
+    )
     return buckets > earlier
 
 
@@ -88,7 +90,7 @@ def frontier(C: Any, curves: Mapping[int, Any], reach: Mapping[int, tuple[float,
     values = np.stack([np.asarray(curves[n](C), np.float64) for n in rollouts])
     if reach is not None:
         low, high = (np.array([reach[n][end] for n in rollouts])[:, None] for end in (0, 1))
-        values = np.where((C >= low) & (C <= high), values, -np.inf)
+        values = np.where((low <= C) & (high >= C), values, -np.inf)
     best = np.argmax(values, axis=0)
     top = values[best, np.arange(len(C))]
     if np.any(np.isneginf(top)):
@@ -99,7 +101,8 @@ def frontier(C: Any, curves: Mapping[int, Any], reach: Mapping[int, tuple[float,
 def smallest_sufficient_prompts(rewards: Mapping[int, float], stable: Mapping[int, bool], margin: float) -> int:
     """The B_p rule: the smallest B_p whose runs are stable and whose reward is within `margin` of the best stable one.
 
-    `rewards` maps B_p to the frontier's reward at the budget, `stable` to whether its runs held. UserError where none did.
+    `rewards` maps B_p to the frontier's reward at the budget, `stable` to whether its runs held; UserError where none
+    did.
     """
     held = [prompts for prompts in rewards if stable[prompts]]
     if not held:

@@ -151,7 +151,7 @@ def _fit_part(
     fixed: Mapping[str, float] | None,
     ahead: tuple[float, ...],
 ) -> LawFit:
-    options: dict[str, np.ndarray] = {}
+    options: dict[str, Any] = {}
     if law == "tan_both":
         data, options = both_axes(data["N"], data["C"], data["D"], data["loss"])
         labels = None if labels is None else labels + labels

@@ -7,7 +7,7 @@ import numpy as np
 import scipy.stats
 
 from jaxrl_llm.scaling.data import Data, batch_of
-from jaxrl_llm.scaling.engine import from_search, logs, solve, to_search
+from jaxrl_llm.scaling.engine import logs, solve
 from jaxrl_llm.scaling.fit import LEVEL, Fit
 from jaxrl_llm.types import UserError
 
@@ -53,9 +53,11 @@ def profile(fit: Fit, name: str, *, level: float = LEVEL) -> Profile:
     centre, low, high = (float(search(value)) for value in (found[index], data.low[index], data.high[index]))
     variance = fit.covariance[fit.free.index(name), fit.free.index(name)]
     step = min(max(float(np.sqrt(max(variance, 0.0))), 1e-9 * (1 + abs(centre))), high - low)
-    least = fit.objective + float(np.sum(np.square(data.response[fit.points :] - found[data.names.index("R0")]))) if (
-        fit.r0_source == "zero"
-    ) else fit.objective
+    least = (
+        fit.objective + float(np.sum(np.square(data.response[fit.points :] - found[data.names.index("R0")])))
+        if (fit.r0_source == "zero")
+        else fit.objective
+    )
     allowed = least * (1 + scipy.stats.t.ppf((1 + level) / 2, fit.freedom) ** 2 / fit.freedom)
     allowed = max(allowed, least + 1e-26 * float(np.sum(data.weights * data.link**2)))
 

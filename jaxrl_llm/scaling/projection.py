@@ -141,9 +141,9 @@ def fit_levels(
 ) -> Fits:
     """Fit K curves at once, each from S starts, and keep the best of each.
 
-    `compute`, `reward` and `weights` are [K, N]; weight 0 marks padding. `A` and `R0` [K] are fixed where given and free
-    within lower <= R0 <= A <= upper where None. `starts` [K, S, P], `low` and `high` [K, P] hold (B, C_mid), for the
-    power law (B,). With `shortlist` only so many of the starts, the best after a few iterations, are followed to the
+    `compute`, `reward` and `weights` are [K, N]; weight 0 marks padding. `A` and `R0` [K] are fixed where given and
+    free within lower <= R0 <= A <= upper where None. `starts` [K, S, P], `low` and `high` [K, P] hold (B, C_mid), for
+    the power law (B,). With `shortlist` only so many of the starts, the best after a few iterations, are followed to the
     end. No input is checked here; `converged` speaks per curve.
     """
     curves, lanes, width = starts.shape

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ def _fit_pairs(x: Array, d: Array, w: Array, a: Array, m: Array, *, nodes: int) 
     are shared. So all pairs are first compared at `nodes` values of ln B; then each is polished with Newton's method
     inside the bracket around its best node, started from the cubic through the nodes' values and slopes.
     """
-    u = jnp.linspace(*jnp.log(jnp.array(B_RANGE)), nodes)
+    u = jnp.linspace(math.log(B_RANGE[0]), math.log(B_RANGE[1]), nodes)
     step = u[1] - u[0]
     z = jnp.exp(u)[None, :, None] * (x[None, None] - m[:, None, None])  # [J, G, N]
     s = jax.nn.sigmoid(z)
@@ -80,10 +81,10 @@ def _fit_pairs(x: Array, d: Array, w: Array, a: Array, m: Array, *, nodes: int) 
     reach = a[:, None, None]
 
     def evaluate(v: Array) -> tuple[Array, Array, Array]:
-        z = jnp.exp(v)[..., None] * (x - m[None, :, None])
+        z = jnp.exp(v)[..., None] * (x[None, None] - m[None, :, None])
         s = jax.nn.sigmoid(z)
         slope = s * (1 - s) * z
-        off = reach * s - d
+        off = reach * s - d[None, None]
         first = 2 * a[:, None] * ((off * slope) @ w)
         second = 2 * a[:, None] * ((reach * slope * slope + off * slope * (1 + (1 - 2 * s) * z)) @ w)
         return (off * off) @ w, first, second
@@ -119,9 +120,7 @@ def fit_grid(
     x = np.pad(np.log(compute), (0, extra), mode="edge")
     d, w = np.pad(reward - R0, (0, extra)), np.pad(np.ones(len(compute)), (0, extra))
     with float64_on_host():
-        log_B, ssr, settled = _fit_pairs(
-            *map(jnp.asarray, (x, d, w, A_grid - R0, np.log(C_mid_grid))), nodes=_NODES
-        )
+        log_B, ssr, settled = _fit_pairs(*map(jnp.asarray, (x, d, w, A_grid - R0, np.log(C_mid_grid))), nodes=_NODES)
         return GridFits(np.exp(np.asarray(log_B)), np.asarray(ssr), np.asarray(settled))
 
 

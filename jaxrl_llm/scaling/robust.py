@@ -58,7 +58,9 @@ def minimise_huber(
         return huber_sum(values, weights, delta), gradient, jax.vmap(push)(basis), jnp.square(columns) @ weight
 
     def free(state: _State) -> Array:
-        return ~(((state.parameters <= low) & (state.gradient > 0)) | ((state.parameters >= high) & (state.gradient < 0)))
+        return ~(
+            ((state.parameters <= low) & (state.gradient > 0)) | ((state.parameters >= high) & (state.gradient < 0))
+        )
 
     def slope(state: _State) -> Array:
         # sqrt(scale * value) bounds the gradient (Cauchy-Schwarz), so this is a cosine.

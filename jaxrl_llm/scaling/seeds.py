@@ -50,7 +50,6 @@ def fit_seeds(curves: Mapping[str, Curve], *, law: str = "sigmoid", level: float
         level=level,
         **options,
     )
-    free = [name for name in pooled.intervals]
     values = np.array([[found.params[name] for name in found.params] for found in fits.values()])
     searched = to_search(law_named(law), 0, values)
     in_log = logs(law_named(law), 0)
@@ -63,6 +62,6 @@ def fit_seeds(curves: Mapping[str, Curve], *, law: str = "sigmoid", level: float
         low, centre, high = np.exp(ends) if in_log[index] else ends
         mean[name] = float(centre)
         spread[name] = float(np.ptp(values[:, index]))
-        if name in free:
+        if name in pooled.intervals:
             intervals[name] = (float(low), float(high))
     return Seeds(fits, pooled, mean, intervals, spread, level)

@@ -128,7 +128,11 @@ def both_axes_starts(columns: tuple[np.ndarray, ...], y: np.ndarray, groups: np.
     """As `starts`, with phi from the mean distance of the two axes."""
     N, X, compute = columns
     on = compute > 0.5
-    phi = np.exp(np.mean(np.log(X[on])) - np.mean(np.log(X[~on])) - np.mean(np.log(N[on]))) if 0 < on.sum() < len(on) else 1.0
+    phi = (
+        np.exp(np.mean(np.log(X[on])) - np.mean(np.log(X[~on])) - np.mean(np.log(N[on])))
+        if 0 < on.sum() < len(on)
+        else 1.0
+    )
     plain = starts((N, np.where(on, X / (N * phi), X)), y, groups)
     return np.insert(plain, 2, phi, axis=1)
 

@@ -17,8 +17,8 @@ FRACTIONS = (1 / 8, 1 / 4, 1 / 2)
 class Window:
     """One window: the points up to `fraction` of the last compute were fitted, `held_out` points came after.
 
-    `error` is the mean absolute error on them, `bias` the mean of predicted minus measured, `last_error` predicted minus
-    measured at the last point, all in the reward's unit and None without a fit; `reason` says why there is none.
+    `error` is the mean absolute error on them, `bias` the mean of predicted minus measured, `last_error` predicted
+    minus measured at the last point, all in the reward's unit and None without a fit; `reason` says why there is none.
     """
 
     fraction: float

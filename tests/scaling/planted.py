@@ -65,7 +65,6 @@ _SPLIT = chinchilla.optimal_split(_BUDGETS, *chinchilla.REPLICATION).N * np.tile
 _GRID_N, _GRID_D = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e6, 1e9, 7), np.geomspace(2e7, 2e10, 7)))
 
 
-
 CASES: dict[str, Planted] = {
     "sigmoid, R0 free": Planted("sigmoid", {"compute": COMPUTE}, SCALERL, 0.01),
     "sigmoid, R0 measured": Planted("sigmoid", {"compute": WITH_ZERO}, SCALERL, 0.01),
@@ -74,9 +73,7 @@ CASES: dict[str, Planted] = {
     "sigmoid, A and R0 fixed": Planted(
         "sigmoid", {"compute": COMPUTE}, SCALERL, 0.01, options={"fixed": {"A": 0.61, "R0": 0.35}}
     ),
-    "power_law": Planted(
-        "power_law", {"compute": np.geomspace(100.0, 1e5, 30)}, {"A": 0.8, "B": 0.4, "D": 3.0}, 0.005
-    ),
+    "power_law": Planted("power_law", {"compute": np.geomspace(100.0, 1e5, 30)}, {"A": 0.8, "B": 0.4, "D": 3.0}, 0.005),
     "tan, C": Planted(
         "tan",
         {"N": _SIZES, "X": _FLOPS},

@@ -58,7 +58,9 @@ def test_zero_compute_point_is_R0():
     with_zero = fit("sigmoid", curve(np.r_[0.33, reward], np.r_[0.0, COMPUTE]))
     given = fit("sigmoid", curve(reward), fixed={"R0": 0.33})
     assert (with_zero.params["R0"], with_zero.r0_source, with_zero.points) == (0.33, "zero", 30)
-    assert [with_zero.params[name] for name in ("A", "B", "C_mid")] == [given.params[name] for name in ("A", "B", "C_mid")]
+    assert [with_zero.params[name] for name in ("A", "B", "C_mid")] == [
+        given.params[name] for name in ("A", "B", "C_mid")
+    ]
     # A measured R0 is uncertain, a given one is not, and what it is uncertain about reaches the others.
     assert set(with_zero.intervals) == {"A", "B", "C_mid", "R0"}
     assert set(given.intervals) == {"A", "B", "C_mid"}
@@ -100,7 +102,13 @@ def never_worse_than_scipy(count: int, seed: int) -> float:
         ours = solve(LAWS["sigmoid"], batch_of(sets), starts[:, lane : lane + 1], low, high)
         for k, data in enumerate(sets):
             theirs, _ = curve_fit(
-                sigmoid, COMPUTE, data.response, p0=starts[k, lane], bounds=bounds, max_nfev=5000, x_scale=(1, 1, 1e3, 1)
+                sigmoid,
+                COMPUTE,
+                data.response,
+                p0=starts[k, lane],
+                bounds=bounds,
+                max_nfev=5000,
+                x_scale=(1, 1, 1e3, 1),
             )
             good += ours.objective[k] <= np.sum((sigmoid(COMPUTE, *theirs) - data.response) ** 2) * (1 + 1e-8)
     return good / (2 * count)

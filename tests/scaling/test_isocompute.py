@@ -5,8 +5,8 @@ import pytest
 
 from jaxrl_llm.scaling import isocompute
 from jaxrl_llm.scaling.curves import Curve
-from jaxrl_llm.scaling.fit import fit_many
 from jaxrl_llm.scaling.data import prepare
+from jaxrl_llm.scaling.fit import fit_many
 from jaxrl_llm.scaling.laws import sigmoid
 from jaxrl_llm.scaling.table import LAWS
 from jaxrl_llm.types import UserError
