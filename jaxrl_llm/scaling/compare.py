@@ -292,8 +292,8 @@ def _warnings(made: Sequence[Recipe]) -> list[str]:
     ]
     if all(len(recipe.fits) < 2 for recipe in made):
         found.append(
-            "at most one seed of each recipe can be used: the confidence knows the noise along a run, not how far seeds "
-            f"differ (ScaleRL: A within {MARGIN:g})"
+            "at most one seed of each recipe can be used: the confidence knows the noise along a run, not how far "
+            f"seeds differ (ScaleRL: A within {MARGIN:g})"
         )
     return found
 
