@@ -129,7 +129,5 @@ def _held(data: Data, index: int, values: np.ndarray, found: np.ndarray) -> np.n
     low[:, index] = high[:, index] = values
     starts = np.concatenate([found[None], data.starts()])
     every = np.clip(np.tile(starts, (count, 1, 1)), low[:, None], high[:, None])
-    # Only a law with two levels needs every parameter in the general fitter, and only for the one that is no level.
-    project = data.law.levels == "sigmoid" or data.names[index] in ("A", "B")
-    solved = solve(data.law, batch_of([data]).repeat(count), every, low, high, shortlist=4, project=project)
+    solved = solve(data.law, batch_of([data]).repeat(count), every, low, high, shortlist=4)
     return solved.objective

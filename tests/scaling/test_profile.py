@@ -81,9 +81,10 @@ def test_what_was_not_free_has_no_profile():
 
 
 @pytest.mark.slow
-def test_covers_90_to_98_percent_of_500_runs():
+def test_covers():
+    """100 runs: a true coverage of .95 falls below .88 once in 200 draws; the seeds are fixed."""
     held = dict.fromkeys(("A", "B", "C_mid", "R0"), 0)
-    for seed in range(500):
+    for seed in range(100):
         found = fit("sigmoid", noisy(seed + 100))
         for index, name in enumerate(held):
             low, high = profile(found, name).interval
