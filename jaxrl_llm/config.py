@@ -592,6 +592,11 @@ class AlgorithmConfig(Section):
     zero_variance_filter: Bool = Field(
         True, description="drop groups whose rewards are all equal from the loss and its denominators"
     )
+    dynamic_sampling: Int | None = Field(
+        None,
+        gt=0,
+        description="replace prompts whose completions are all right or all wrong by others (DAPO), in a step at most this many times rollout.prompts_per_step; null turns it off",
+    )
     overlong_filter: Bool = Field(
         False, description="drop truncated completions from the loss, its denominators and their group's baseline"
     )
@@ -635,7 +640,8 @@ class AlgorithmConfig(Section):
     @property
     def compares(self) -> bool:
         """Whether a completion's advantage or fate depends on its siblings."""
-        return self.baseline != "none" or self.normalisation == "prompt_std" or self.zero_variance_filter
+        filters = self.zero_variance_filter or self.dynamic_sampling is not None
+        return self.baseline != "none" or self.normalisation == "prompt_std" or filters
 
 
 class InterruptionConfig(Section):
@@ -1289,8 +1295,8 @@ def _check_together(config: RunConfig, where: str) -> None:
         )
     if rollout.group_size == 1 and algorithm.compares:
         refuse(
-            f"rollout.group_size = 1: baseline {algorithm.baseline}, normalisation {algorithm.normalisation} and "
-            f"zero_variance_filter {algorithm.zero_variance_filter} compare a completion with its siblings; "
+            f"rollout.group_size = 1: baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, "
+            f"zero_variance_filter {algorithm.zero_variance_filter} and dynamic_sampling {algorithm.dynamic_sampling} compare a completion with its siblings; "
             "use at least 2"
         )
     if rollout.prompts_per_step % algorithm.updates_per_batch:

@@ -176,6 +176,7 @@ def new_coordinator(config: RunConfig, issuer: GroupIssuer, start: int) -> Coord
         straggler_timeout_s=rollout.straggler_timeout_s,
         smallest_group=bind_selection(config).smallest_group,
         priority=config.eval.priority,
+        refuse=issuer.refuse,
     )
 
 
@@ -185,6 +186,7 @@ def new_issuer(setup: Setup, extras: Mapping[str, Any]) -> GroupIssuer:
     issuer = GroupIssuer(
         prompt_stream(setup.pools, config.data),
         PassRates(retire_at=config.algorithm.no_positive_resampling),
+        most_replaced=(config.algorithm.dynamic_sampling or 0) * config.rollout.prompts_per_step,
     )
     if extras:
         issuer.restore(extras["issuer"])

@@ -147,7 +147,8 @@ class Exchange:
     def scored(self, group: EpisodeGroup) -> None:
         """See Coordinator.scored."""
         with self._lock:
-            self._coordinator.scored(group)
+            if not self._coordinator.scored(group):
+                self._for_samplers.notify_all()
             self._for_others.notify_all()
 
     # The trainer.
