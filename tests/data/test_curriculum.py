@@ -118,8 +118,8 @@ class Reference:
         self.events = []  # ("issue", group, index) | ("score", group, right, total, how) | ("settled",)
 
     def element(self, index):
-        """The prompt at a place of the mixture: the source from grain's mixture of endless streams, and which of its own
-        places that is by counting."""
+        """The prompt at a place of the mixture: the source from grain's mixture of endless streams, and which of its
+        own places that is by counting."""
         while len(self.found) <= index:
             name = self.mixture[len(self.found)].source if self.mixture else "s0"
             which, place = int(name[1:]), sum(source == name for source, _ in self.found)
