@@ -1,5 +1,6 @@
 # make quickstart    install, train the tiny policy, forecast, report (the main job; minutes)
 # make test          install, lint, types, import rules, tests: what .ci/run runs
+# make test-slow     the minutes-long tests; those of Slurm need Debian's slurm-wlm and munge, and say so
 # make aot           train and decode step compiled for TPU and GPU without either (installs into .venv-aot)
 # make smollm2       the same main job on SmolLM2-135M-Instruct (about half an hour on 2 cores)
 # make qwen          opt-in: Qwen2.5-Coder-1.5B's log-probabilities against llama.cpp's (1.1 GB, 14 GB of memory)

@@ -592,6 +592,11 @@ class AlgorithmConfig(Section):
     zero_variance_filter: Bool = Field(
         True, description="drop groups whose rewards are all equal from the loss and its denominators"
     )
+    dynamic_sampling: Int | None = Field(
+        None,
+        gt=0,
+        description="replace prompts whose completions are all right or all wrong by others (DAPO), in a step at most this many times rollout.prompts_per_step; null turns it off",
+    )
     overlong_filter: Bool = Field(
         False, description="drop truncated completions from the loss, its denominators and their group's baseline"
     )
@@ -635,7 +640,8 @@ class AlgorithmConfig(Section):
     @property
     def compares(self) -> bool:
         """Whether a completion's advantage or fate depends on its siblings."""
-        return self.baseline != "none" or self.normalisation == "prompt_std" or self.zero_variance_filter
+        filters = self.zero_variance_filter or self.dynamic_sampling is not None
+        return self.baseline != "none" or self.normalisation == "prompt_std" or filters
 
 
 class InterruptionConfig(Section):
@@ -720,6 +726,17 @@ class RewardWorkersConfig(Section):
     groups_at_once: Int = Field(4, gt=0, description="groups of completions scored at the same time")
 
 
+class SandboxConfig(Section):
+    """The jails in which the reward `code` runs programs (docs/sandbox.md); limits are each program's."""
+
+    count: Int = Field(2, gt=0, description="programs that run at once")
+    wall_s: Float = Field(10.0, gt=0, description="seconds, compiling included")
+    memory_mb: Int = Field(512, ge=64, description="memory of all its processes together, in MiB")
+    processes: Int = Field(32, gt=0, description="processes and threads")
+    output_kb: Int = Field(1024, gt=0, description="KiB that it may print, and write to standard error")
+    disk_mb: Int = Field(64, gt=0, description="MiB of files")
+
+
 class RolloutConfig(Section):
     """How prompts become groups of completions, and how far samplers may run ahead."""
 
@@ -772,6 +789,7 @@ class RolloutConfig(Section):
         description="script that the reward `language` asks for in a completion's prose; prompt: the one that most letters of the prompt have",
     )
     reward_workers: RewardWorkersConfig = RewardWorkersConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     interruption: InterruptionConfig = InterruptionConfig()
     repetition_limit: Int = Field(
         0, ge=0, description="end a completion after so many consecutive tokens of probability above .99; 0 is never"
@@ -1185,6 +1203,10 @@ def _read_tree(
         return tree
     if not isinstance(parent, str):
         raise UserError(f"config file {path}: extends is {parent!r}; it wants the path of one other YAML file")
+    if parent.endswith(".py") and path.suffix != ".py":
+        raise UserError(
+            f"config file {path} is YAML and cannot extend {parent}, which is code; name that on the command line"
+        )
     return _merge(_read_tree(path.parent / parent, (*seen, path.resolve())), tree)
 
 
@@ -1200,9 +1222,13 @@ def _run_python(path: Path) -> Any:
 
 def _refuse_functions(tree: Mapping[str, Any], where: str) -> None:
     """Whoever writes a YAML file or an override names values, and runs no code of theirs."""
-    rollout = tree.get("rollout")
-    named = rollout.get("rewards") if isinstance(rollout, Mapping) else None
-    for name in named if isinstance(named, Mapping) else ():
+    rollout, data = tree.get("rollout"), tree.get("data")
+    parts = rollout.get("rewards") if isinstance(rollout, Mapping) else None
+    sources = data.get("sources") if isinstance(data, Mapping) else None
+    named = [*parts] if isinstance(parts, Mapping) else []
+    sources = sources.values() if isinstance(sources, Mapping) else sources if isinstance(sources, list) else ()
+    named += [source.get("reward") for source in sources if isinstance(source, Mapping)]
+    for name in named:
         if ":" in str(name):
             raise UserError(
                 f"{where}: the reward {name!r} is a function, which only a Python config may name; see docs/rewards.md"
@@ -1269,8 +1295,8 @@ def _check_together(config: RunConfig, where: str) -> None:
         )
     if rollout.group_size == 1 and algorithm.compares:
         refuse(
-            f"rollout.group_size = 1: baseline {algorithm.baseline}, normalisation {algorithm.normalisation} and "
-            f"zero_variance_filter {algorithm.zero_variance_filter} compare a completion with its siblings; "
+            f"rollout.group_size = 1: baseline {algorithm.baseline}, normalisation {algorithm.normalisation}, "
+            f"zero_variance_filter {algorithm.zero_variance_filter} and dynamic_sampling {algorithm.dynamic_sampling} compare a completion with its siblings; "
             "use at least 2"
         )
     if rollout.prompts_per_step % algorithm.updates_per_batch:

@@ -1,6 +1,6 @@
 """Arrays over the devices of several processes: from host arrays that all of them hold, and back to the host."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,36 @@ def host_parts(x: Any) -> Iterator[np.ndarray]:
     for start in range(0, x.shape[0], rows):
         count = min(rows, x.shape[0] - start)
         yield np.asarray(_rows(x, np.int32(start), count=count, everywhere=everywhere))
+
+
+@partial(jax.jit, static_argnames="everywhere")
+def _whole(xs: list[jax.Array], *, everywhere: NamedSharding) -> list[jax.Array]:
+    return [lax.with_sharding_constraint(x, everywhere) for x in xs]
+
+
+def each_to_host(xs: Sequence[Any]) -> Iterator[np.ndarray]:
+    """`to_host` of many arrays of one mesh, in order; small ones share an exchange."""
+    batch: list[Any] = []
+    size = 0
+
+    def read() -> Iterator[np.ndarray]:
+        if batch:
+            everywhere = NamedSharding(batch[0].sharding.mesh, PartitionSpec())
+            yield from (np.asarray(x) for x in _whole(list(batch), everywhere=everywhere))
+            batch.clear()
+
+    for x in xs:
+        small = isinstance(x, jax.Array) and not x.is_fully_addressable and isinstance(x.sharding, NamedSharding)
+        small = small and x.nbytes <= _PART_BYTES
+        if not small or size + x.nbytes > _PART_BYTES:
+            yield from read()
+            size = 0
+        if small:
+            batch.append(x)
+            size += x.nbytes
+        else:
+            yield to_host(x)
+    yield from read()
 
 
 def to_host(x: Any) -> np.ndarray:

@@ -34,7 +34,7 @@ def measured(
     compute_dtype: str = "float32",
     devices: str | None = None,
 ) -> dict[str, float]:
-    """MiB of temporaries and of arguments on one device (the first of the topology `devices`), seconds of compilation."""
+    """MiB of temporaries and of arguments on one device (of the topology `devices`), and seconds of compilation."""
     where = topology(devices) if devices else None
     model = ModelConfig(
         layers=layers,

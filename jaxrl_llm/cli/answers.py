@@ -2,42 +2,89 @@
 
 import importlib.util
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from jaxrl_llm.config import IMPORT_PATH, RolloutConfig
+from jaxrl_llm.rewards.code import CodeReward
 from jaxrl_llm.rewards.combine import by_task
 from jaxrl_llm.rewards.exact import exact_match, normalised_match
 from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.pooled import MATH, math_answers, user_answers
 from jaxrl_llm.rewards.protocol import RewardFunction
-from jaxrl_llm.types import UserError
+from jaxrl_llm.sandbox.examiner import Examiner, check_tests
+from jaxrl_llm.sandbox.limits import Limits
+from jaxrl_llm.types import PromptTask, UserError
 
 _COMPARISONS = {"exact": exact_match, "normalised": normalised_match}
 
 
-def reward_workers(rollout: RolloutConfig, names: Iterable[str]) -> WorkerPool:
+@dataclass(frozen=True)
+class RewardProcesses:
+    """Everything outside this process that rewards need: killable workers, and the sandbox if anybody asks for it."""
+
+    workers: WorkerPool
+    examiner: Examiner | None
+
+    def start(self) -> None:
+        """Raises UserError for a function that cannot be imported, or a sandbox that does not hold."""
+        self.workers.start()
+        if self.examiner is not None:
+            self.examiner.start()
+
+    def close(self) -> None:
+        self.workers.close()
+        if self.examiner is not None:
+            self.examiner.close()
+
+
+def reward_processes(rollout: RolloutConfig, names: Iterable[str]) -> RewardProcesses:
     """The processes for the tasks' rewards `names` and for the parts of the configuration; none is started yet."""
     paths = {name for name in (*names, *rollout.rewards) if IMPORT_PATH.fullmatch(name)}
     functions = {path: path for path in sorted(paths)} | ({MATH: MATH} if "math" in names else {})
     how = rollout.reward_workers
-    return WorkerPool(
+    workers = WorkerPool(
         functions, workers=how.count, timeout_s=how.timeout_s, retries=how.retries, memory_mb=how.memory_mb
     )
+    box = rollout.sandbox
+    limits = Limits(
+        wall_s=box.wall_s,
+        memory_bytes=box.memory_mb * 2**20,
+        processes=box.processes,
+        output_bytes=box.output_kb * 2**10,
+        disk_bytes=box.disk_mb * 2**20,
+    )
+    return RewardProcesses(workers, Examiner(limits, workers=box.count) if "code" in names else None)
 
 
-def bind_answers(rollout: RolloutConfig, names: Iterable[str], pool: WorkerPool) -> RewardFunction:
+def check_answers(tasks: Iterable[PromptTask]) -> None:
+    """Raises UserError naming the first task whose answer its reward could never work with."""
+    for task in tasks:
+        if task.reward == "code":
+            try:
+                check_tests(task.answer)
+            except UserError as error:
+                raise UserError(f"the answer of {task.task_id} is no tests of programs: {error}") from None
+
+
+def bind_answers(rollout: RolloutConfig, names: Iterable[str], processes: RewardProcesses) -> RewardFunction:
     """Each task scored by the reward it names, one of `names`. Raises UserError for a name without a meaning."""
-    return by_task({name: _bind(name, rollout, pool) for name in names})
+    return by_task({name: _bind(name, rollout, processes) for name in names})
 
 
-def _bind(name: str, rollout: RolloutConfig, pool: WorkerPool) -> RewardFunction:
+def _bind(name: str, rollout: RolloutConfig, processes: RewardProcesses) -> RewardFunction:
     how = {"correct": rollout.reward_correct, "wrong": rollout.reward_wrong}
     if name in _COMPARISONS:
         return partial(_COMPARISONS[name], **how)
     if name == "math":
         if importlib.util.find_spec("math_verify") is None:
             raise UserError("the reward math needs math-verify; pip install 'jaxrl_llm[math]'")
-        return math_answers(pool, **how)
+        return math_answers(processes.workers, **how)
+    if name == "code":
+        assert processes.examiner is not None
+        return CodeReward(processes.examiner, **how)
     if IMPORT_PATH.fullmatch(name):
-        return user_answers(pool, name, **how)
-    raise UserError(f"there is no reward {name!r}, only {', '.join((*_COMPARISONS, 'math'))}; see docs/rewards.md")
+        return user_answers(processes.workers, name, **how)
+    raise UserError(
+        f"there is no reward {name!r}, only {', '.join((*_COMPARISONS, 'math', 'code'))}; see docs/rewards.md"
+    )

@@ -17,7 +17,7 @@ from jaxrl_llm.checkpoints.hub import hub_snapshot, is_hub
 from jaxrl_llm.checkpoints.initial import initial_shape, initial_weights
 from jaxrl_llm.checkpoints.peft import adapter_folder, read_peft
 from jaxrl_llm.cli.algorithm import check_algorithm, check_router
-from jaxrl_llm.cli.answers import bind_answers, reward_workers
+from jaxrl_llm.cli.answers import RewardProcesses, bind_answers, check_answers, reward_processes
 from jaxrl_llm.cli.tasks import encoded, heldout_tasks, pools, texts
 from jaxrl_llm.config import LoraConfig, ModelConfig, RunConfig, dump
 from jaxrl_llm.data.curriculum import Pool
@@ -28,7 +28,6 @@ from jaxrl_llm.models.lora import trainable
 from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.rewards.length import soft_overlong
-from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.sampler.engine import PolicyEngine
 from jaxrl_llm.sampler.interruption import Interruption
 from jaxrl_llm.sharding import check_rows, make_mesh, own_devices, param_shardings, split_devices
@@ -62,7 +61,7 @@ class Setup(SamplerSetup):
     """A checked run: besides, the data in tokens, the trainer's mesh and the processes that share it. Where these do
     not sample (`samples`), nothing is ever asked of the engine.
 
-    `environment` scores by the tasks' answers, with the help of `reward_workers`, which whoever used it closes.
+    `environment` scores by the tasks' answers, with the help of `reward_processes`, which whoever used it closes.
     """
 
     pools: list[Pool]
@@ -70,7 +69,7 @@ class Setup(SamplerSetup):
     environment: SingleTurn
     trainer_mesh: Mesh
     reward_mesh: Mesh
-    reward_workers: WorkerPool
+    reward_processes: RewardProcesses
     world: World = field(default_factory=World)
     samples: bool = True
 
@@ -105,6 +104,7 @@ def assemble(
     sources = load_sources(config.data.sources, seed=config.data.seed, overlap=config.data.overlap)
     config, tokenizer = with_tokenizer(config, sources)
     tasks = encoded(config, tokenizer, sources)
+    check_answers(task for source in tasks for task in (*source.train, *source.heldout))
     completions = config.rollout.prompts_per_step * config.rollout.group_size // config.algorithm.updates_per_batch
     config = config.model_copy(update={"optimizer": for_batch(config.optimizer, completions)})
     check_router(config)
@@ -118,7 +118,7 @@ def assemble(
     param_shardings(trainer_mesh, logical_axes(config.model), abstract_params(config.model), whose="train.mesh")
     shape = (config.train.microbatch_rows, config.train.row_length)
     check_rows(trainer_mesh, shape, "train.microbatch_rows", "train.row_length")
-    environment, workers = answer_environment(config, tokenizer)
+    environment, processes = answer_environment(config, tokenizer)
     return Setup(
         config=config,
         tokenizer=tokenizer,
@@ -127,7 +127,7 @@ def assemble(
         environment=environment,
         trainer_mesh=trainer_mesh,
         reward_mesh=reward_mesh,
-        reward_workers=workers,
+        reward_processes=processes,
         engine=_engine(config, tokenizer, sampler_mesh),
         world=world,
         samples=bool(for_sampler),
@@ -145,15 +145,15 @@ def assemble_sampler(config: RunConfig, *, top_logprobs: int = 0) -> SamplerSetu
     return SamplerSetup(config, tokenizer, _engine(config, tokenizer, mesh, top_logprobs=most))
 
 
-def answer_environment(config: RunConfig, tokenizer: Tokenizer) -> tuple[SingleTurn, WorkerPool]:
+def answer_environment(config: RunConfig, tokenizer: Tokenizer) -> tuple[SingleTurn, RewardProcesses]:
     """What scores by the tasks' answers, and its processes, which whoever used it closes; none is started yet.
 
     Raises UserError for a reward that does not exist.
     """
     names = {source.reward for source in config.data.sources}
-    workers = reward_workers(config.rollout, names)
-    score = bind_answers(config.rollout, names, workers)
-    return SingleTurn(decode=tokenizer.decode, score=score, penalty=_length_penalty(config)), workers
+    processes = reward_processes(config.rollout, names)
+    score = bind_answers(config.rollout, names, processes)
+    return SingleTurn(decode=tokenizer.decode, score=score, penalty=_length_penalty(config)), processes
 
 
 def with_tokenizer(config: RunConfig, sources: Sequence[Source] | None) -> tuple[RunConfig, Tokenizer]:

@@ -125,3 +125,30 @@ def say(text: str) -> None:
 def write(text: str) -> None:
     """Text as it is, at once."""
     print(text, end="", flush=True)
+
+
+def tell(text: str) -> None:
+    """A line for the person, apart from what a command prints."""
+    Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
+
+
+def print_evaluation(result: Mapping[str, Any]) -> None:
+    """A row for each metric, a column for each source and for all, with 95 % intervals."""
+    columns = {**result["tasks"], "all": result["all"]} if len(result["tasks"]) > 1 else result["tasks"]
+    table = Table()
+    table.add_column("metric")
+    for name, found in columns.items():
+        table.add_column(f"{name} ({found['prompts']})", justify="right")
+    metrics = dict.fromkeys(key for found in columns.values() for key in found if "@" in key)
+    for metric in metrics:
+        cells = [found.get(metric) for found in columns.values()]
+        table.add_row(
+            metric, *("-" if c is None else f"{c['value']:.4f} [{c['low']:.4f}, {c['high']:.4f}]" for c in cells)
+        )
+    table.add_row("truncated", *(f"{found['truncation_rate']:.4f}" for found in columns.values()))
+    table.add_row("no reward", *(str(found["failed"]) for found in columns.values()))
+    console = Console(highlight=False)
+    console.width = console.width if console.is_terminal else 400  # a file has no width to fit into
+    title = f"{result['weights']}, {result['samples']} samples at temperature {result['temperature']}"
+    console.print(title, markup=False, soft_wrap=True)
+    console.print(table)

@@ -176,6 +176,7 @@ def new_coordinator(config: RunConfig, issuer: GroupIssuer, start: int) -> Coord
         straggler_timeout_s=rollout.straggler_timeout_s,
         smallest_group=bind_selection(config).smallest_group,
         priority=config.eval.priority,
+        refuse=issuer.refuse,
     )
 
 
@@ -185,6 +186,7 @@ def new_issuer(setup: Setup, extras: Mapping[str, Any]) -> GroupIssuer:
     issuer = GroupIssuer(
         prompt_stream(setup.pools, config.data),
         PassRates(retire_at=config.algorithm.no_positive_resampling),
+        most_replaced=(config.algorithm.dynamic_sampling or 0) * config.rollout.prompts_per_step,
     )
     if extras:
         issuer.restore(extras["issuer"])
@@ -289,6 +291,7 @@ class Joined:
         config = setup.config
         self.setup, self.issuer, self.log, self.progress = setup, issuer, log, progress
         self.engine, self._work, self.lead, self._outlets = setup.engine, work, lead, outlets
+        self._give_up = give_up
         drivers: list[Driver] = []
         if outlets.board is not None:
             scheduler = self._scheduler(work.policy(state.params), start)
@@ -346,7 +349,7 @@ class Joined:
         samplers in other processes where this one has none."""
         config, tasks, environment = self.setup.config, self.setup.heldout_tasks, self.setup.environment
         if self._outlets.board is None:
-            sample = self.worker.exchange.sample_pinned
+            sample = partial(self.worker.exchange.sample_pinned, give_up=self._give_up)
             groups = evaluate_with(sample, version, tasks, environment, samples=config.eval.samples)
         else:
             how = how_to_sample(config)

@@ -15,6 +15,8 @@ USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
 app.add_typer(config_app, name="config")
+data_app = typer.Typer(no_args_is_help=True, help="Look at data.")
+app.add_typer(data_app, name="data")
 
 
 def _keys() -> str:
@@ -195,6 +197,59 @@ def sample(
         sample_prompts(policy, prompts, options, write)
 
 
+@app.command(name="eval")
+def evaluate(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="a run, one of its checkpoints, a Hugging Face folder or a GGUF file", metavar="CHECKPOINT"
+        ),
+    ],
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="where results go [default: evals/CHECKPOINT-CONFIG]")] = None,
+    n: Annotated[int | None, typer.Option(help="completions of each prompt [default: eval.samples]", min=1)] = None,
+    k: Annotated[list[int] | None, typer.Option(help="may be repeated [default: powers of 2 up to n, and n]")] = None,
+    ema: Averaged = False,
+    as_json: Annotated[bool, typer.Option("--json", help="result.json instead of a table")] = False,
+) -> None:
+    """avg@n, pass@k, best@k, worst@k and maj@k of a policy on CONFIG's held-out prompts; goes on where it stopped."""
+    from jaxrl_llm.cli.console import print_evaluation, tell
+    from jaxrl_llm.cli.measuring import evaluate_checkpoint
+    from jaxrl_llm.cli.policy import open_checkpoint
+
+    given = config_room.load(config, overrides or ())
+    policy = open_checkpoint(checkpoint, given, ema=ema)
+    name = checkpoint.rstrip("/").replace("/", "_").replace(":", "_")
+    place = out or Path("evals") / f"{name}-{config.stem}"
+    tell(f"evaluating {policy.origin}; results in {place}")
+    result = evaluate_checkpoint(policy, given, place, samples=n, ks=k or (), say=tell)
+    if as_json:
+        typer.echo(json.dumps(result, allow_nan=False))
+    else:
+        print_evaluation(result)
+
+
+@app.command()
+def passrate(
+    target: Target,
+    overrides: Overrides = None,
+    run_dir: Weights = None,
+    random_weights: RandomWeights = False,
+    ema: Averaged = False,
+    out: Annotated[Path | None, typer.Option(help="the file [default: NAME.passrates.jsonl]")] = None,
+    n: Annotated[int, typer.Option(help="completions of each prompt: the n of Avg@n", min=1)] = 16,
+) -> None:
+    """Avg@n of every training prompt, for data.curriculum.pass_rates; goes on where it stopped."""
+    from jaxrl_llm.cli.console import tell
+    from jaxrl_llm.cli.measuring import measure_pass_rates
+    from jaxrl_llm.cli.policy import open_policy
+
+    policy = open_policy(target, overrides or (), run_dir, random_weights=random_weights, ema=ema)
+    tell(f"sampling with {policy.origin}")
+    measure_pass_rates(policy, out or Path(f"{target.stem}.passrates.jsonl"), samples=n, say=tell)
+
+
 Law = Annotated[
     str, typer.Option(help="sigmoid, power_law; tables: tan, tan_line, isocompute, kaplan_N, chinchilla, ...")
 ]
@@ -370,6 +425,22 @@ def _value(tree: Any, name: str) -> Any:
             return [section["name"] for section in tree[key]]
         tree = tree[key]
     return tree
+
+
+@data_app.command(name="inspect")
+def inspect_data(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    rows: Annotated[int, typer.Option(help="rows of each source and side", min=0)] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of text")] = False,
+) -> None:
+    """Rows as the model will see them, token counts, what is left out, and what is held out and trained on."""
+    from jaxrl_llm.cli.data_inspect import inspect_data as look
+    from jaxrl_llm.cli.data_inspect import lines
+
+    found = look(config_room.load(config, overrides or ()), rows=rows)
+    for line in [json.dumps(found, allow_nan=False)] if as_json else lines(found):
+        typer.echo(line)
 
 
 Source = Annotated[

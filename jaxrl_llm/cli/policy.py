@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.adapters import initial_policy, merged_params
 from jaxrl_llm.cli.assemble import SamplerSetup, assemble_sampler
 from jaxrl_llm.cli.devices import configure_jax
+from jaxrl_llm.config import RunConfig, Section
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.types import Params, UserError
@@ -52,12 +53,14 @@ def open_policy(
     random_weights: bool,
     ema: bool = False,
     top_logprobs: int = 0,
+    sections: Mapping[str, Section] | None = None,
 ) -> Policy:
     """The policy that `target` names: a YAML file, a run directory, or a checkpoint directory of one.
 
     Its weights come from the newest checkpoint that verifies of `run_dir` (or of `target`, if that is a run), from
     that very checkpoint if one is named, or else from `model.init`; random ones only if they are asked for.
-    With `ema` a checkpoint's averaged weights instead. `top_logprobs` is the engine's.
+    With `ema` a checkpoint's averaged weights instead. `top_logprobs` is the engine's. `sections` stand in the place of
+    the configuration's own.
     Raises UserError if there are none, or if they are not those of this configuration.
     """
     recorded = target.is_dir()
@@ -71,6 +74,8 @@ def open_policy(
             "--ema takes the averaged weights of a run's checkpoint; name the run, without --random-weights"
         )
     config = config_room.load(target, overrides, functions=recorded)
+    if sections:
+        config = config.model_copy(update=dict(sections))
     configure_jax(config.device)
     if ema and config.train.ema is None:
         raise UserError(f"--ema: {target} has train.ema null, so that no average was kept; leave --ema out")
@@ -87,6 +92,24 @@ def open_policy(
             f"ask for --random-weights"
         )
     return Policy(setup, params, 0, f"model.init {setup.config.model.init}")
+
+
+def open_checkpoint(checkpoint: str, config: RunConfig, *, ema: bool = False) -> Policy:
+    """The policy that `checkpoint` names, to be sampled as `config` says: a run or one of its checkpoints, with the
+    model and the tokenizer of that run, or weights as `model.init` names them. Raises UserError as `open_policy` does.
+    """
+    path = Path(checkpoint)
+    if (_run_of(path)[0] / "config.yaml").is_file():
+        sections = {"rollout": config.rollout, "sampler": config.sampler, "device": config.device, "eval": config.eval}
+        return open_policy(path, (), None, random_weights=False, ema=ema, sections=sections)
+    if ema:
+        raise UserError(f"--ema takes the averaged weights of a run's checkpoint, and {checkpoint} is no run")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"init": checkpoint})})
+    configure_jax(config.device)
+    setup = assemble_sampler(config)
+    params = initial_policy(setup)
+    assert params is not None  # model.init is set
+    return Policy(setup, params, 0, checkpoint)
 
 
 def _run_of(path: Path) -> tuple[Path, int | None]:

@@ -17,7 +17,7 @@ from jaxrl_llm.sampler.serving.access import Access, check_access, read_token
 from jaxrl_llm.types import Params, UserError
 from jaxrl_llm.weights import WeightBoard
 from jaxrl_llm.weights.snapshot import named
-from jaxrl_llm.worlds.dialling import host_and_port
+from jaxrl_llm.worlds.dialling import host_and_port, own_address
 from jaxrl_llm.worlds.discovery import announce, check_place
 from jaxrl_llm.worlds.fleet import Fleet, FleetOptions
 from jaxrl_llm.worlds.link import LinkOptions
@@ -52,7 +52,9 @@ def check_deployment(sampler: SamplerConfig) -> Access:
     host, _ = host_and_port(remote.listen or "127.0.0.1:0", "sampler.remote.listen")
     token_file = Path(remote.token_file) if remote.token_file else None
     certificate, key = (Path(path) if path else None for path in (remote.tls_cert, remote.tls_key))
-    return check_access(host, read_token(token_file), certificate, key)
+    access = check_access(host, read_token(token_file), certificate, key)
+    own_address(access.host, 0, remote.advertise, "sampler.remote.advertise")
+    return access
 
 
 def check_evaluation(config: RunConfig) -> None:
@@ -62,9 +64,9 @@ def check_evaluation(config: RunConfig) -> None:
         return
     if every % rollout.max_lag or steps % rollout.max_lag:
         raise UserError(
-            "rollout.mode = ppo_off_policy gives samplers one version in "
-            f"rollout.max_lag = {rollout.max_lag}, and they evaluate too: eval.every = {every} and train.steps = {steps} "
-            "must be multiples of it; or sampler.remote.local = true evaluates in a trainer of one process"
+            f"rollout.mode = ppo_off_policy gives samplers one version in rollout.max_lag = {rollout.max_lag}, and "
+            f"they evaluate too: eval.every = {every} and train.steps = {steps} must be multiples of it; or "
+            "sampler.remote.local = true evaluates in a trainer of one process"
         )
 
 

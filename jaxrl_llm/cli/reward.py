@@ -85,13 +85,13 @@ class OpenedRewards:
         if name == "model":
             assert self.model is not None
             return self.model.rewards()
-        return user_part(self.setup.reward_workers, name)
+        return user_part(self.setup.reward_processes.workers, name)
 
 
 def open_rewards(setup: Setup) -> OpenedRewards:
     """Checks what the rewards need, and starts their processes. Raises UserError for whatever does not fit."""
     model = open_reward_model(setup) if "model" in setup.config.rollout.rewards else None
-    setup.reward_workers.start()
+    setup.reward_processes.start()
     return OpenedRewards(setup, model)
 
 

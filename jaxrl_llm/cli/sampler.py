@@ -1,9 +1,12 @@
 """`jaxrl sampler`: a sampler in a process of its own, for the run of a trainer elsewhere."""
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxrl_llm.cli.assemble import assemble_sampler
+from jaxrl_llm.cli.console import ablations
 from jaxrl_llm.cli.devices import configure_jax
 from jaxrl_llm.cli.serving import stop_signals
 from jaxrl_llm.cli.worlds import facts, wire_form
@@ -12,7 +15,7 @@ from jaxrl_llm.sampler.scheduler import Scheduler
 from jaxrl_llm.sampler.serving.access import Access
 from jaxrl_llm.types import Params, RunFailedError
 from jaxrl_llm.weights.transfer import Borrower, Lender
-from jaxrl_llm.worlds.dialling import Credentials
+from jaxrl_llm.worlds.dialling import Credentials, own_address, own_host
 from jaxrl_llm.worlds.fetching import Fetcher
 from jaxrl_llm.worlds.sampler_server import SamplerServer
 from jaxrl_llm.worlds.sampler_world import SamplerWorld
@@ -47,7 +50,8 @@ def run_sampler(
 
     borrower = lender = None
     if how.remote.transfer:
-        borrower, lender = Borrower(access.host, list(engine.mesh.devices.flat)), Lender(access.host)
+        host = own_host(access.host, options.advertise)
+        borrower, lender = Borrower(host, list(engine.mesh.devices.flat)), Lender(host)
     fetch = Fetcher(credentials, wire.shapes, borrower)
 
     def make_scheduler(loaded: Params, version: int) -> Scheduler:
@@ -64,14 +68,19 @@ def run_sampler(
     world = SamplerWorld(engine, wire, common, fetch=fetch, make_scheduler=make_scheduler, shelf=shelf, say=say)
     server = SamplerServer(world, shelf, access, port=options.port, max_calls=4 * how.slots + 64, lender=lender)
     with stop_signals() as stop, server:
-        address = options.advertise or f"{access.host}:{server.port}"
-        say(f"sampler on {address} ({how.slots} slots)")
+        for words in (f"sampler on {access.host}:{server.port} ({how.slots} slots)", *ablations(setup.config.model)):
+            say(words)
         if options.trainer is not None:
+            address = own_address(access.host, server.port, options.advertise, "--advertise")
             server.register(options.trainer, address, common, credentials, patience_s=options.patience_s, say=say)
         while not stop.wait(_LOOK_S):
             if server.over.done():
                 server.over.result()
-                return
+                break
             if server.failure:
                 raise RunFailedError(server.failure)
-        say("stopping")
+        else:
+            say("stopping")
+    if borrower is not None and borrower.hangs:
+        sys.stdout.flush()
+        os._exit(0)  # JAX's transfer would abort the process if Python ended its thread

@@ -60,7 +60,7 @@ def run_training(config: RunConfig, run_dir: Path, *, reinforce: bool) -> str:
     with world.together("checking the configuration"):
         setup = assemble(config, world=world, samples=samples_here(deployment))
     check_setups(world, setup)
-    with closing(setup.reward_workers):
+    with closing(setup.reward_processes):
         rewards = None
         with world.together("opening the rewards"):
             if reinforce and world.first:
@@ -76,6 +76,11 @@ def _check_shared_training(config: RunConfig, count: int) -> None:
             f"jaxrl train over {count} processes, which share all their devices, does not sample in any of them; start "
             "samplers with `jaxrl sampler` and name them in sampler.workers, or set sampler.remote.listen, where they "
             "register (and leave sampler.remote.local out)"
+        )
+    if config.sampler.remote.transfer:
+        raise UserError(
+            f"sampler.remote.transfer = true, but the weights of {count} processes are put together on the host of the "
+            "first one; leave it out"
         )
     if "model" in config.rollout.rewards:
         raise UserError(
@@ -169,11 +174,15 @@ def _run(
                 wire = wire_form(setup.config, deployment.remote, setup.trainer_mesh) if remote else None
                 work = shared_work(setup, base, reference, save, wire)
             if not world.first:
-                return follow(world, work, state, asked)
-            assert rewards is not None
-            lead, environment = Lead(world, work), rewards.environment()
+                try:
+                    return follow(world, work, state, asked)
+                except KeyboardInterrupt:
+                    return "interrupted"
+            lead = Lead(world, work)
 
             def run() -> str:
+                assert rewards is not None
+                environment = rewards.environment()
                 joined = Joined(setup, environment, state, work, lead, start, issuer, log, progress, outlets, asked)
                 ended = _reinforce(joined, state, start, extras, run_dir, asked)
                 if outlets.fleet is not None:

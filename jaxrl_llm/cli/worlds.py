@@ -25,7 +25,7 @@ def facts(setup: SamplerSetup, wire: WireForm) -> Facts:
     themselves, which the trainer sends."""
     config = setup.config
     model, rollout = config.model, config.rollout
-    told = {f"model.{key}": f"{getattr(model, key)}" for key in (*SHAPE_KEYS, "compute_dtype")}
+    told = {f"model.{key}": f"{getattr(model, key)}" for key in (*SHAPE_KEYS, "compute_dtype", "head_dtype")}
     told |= {
         "tokenizer": setup.tokenizer.fingerprint[:12],
         "weights on their way": wire.words,

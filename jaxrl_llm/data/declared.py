@@ -7,6 +7,7 @@ from typing import Any
 import grain
 
 from jaxrl_llm.data.problem import Problem, Split
+from jaxrl_llm.data.prompts import plain_text
 from jaxrl_llm.data.rows import Row, Rows
 from jaxrl_llm.types import UserError
 
@@ -43,12 +44,12 @@ def read_problems(
 
 def hold_out(problems: list[Problem], count: int, *, seed: int) -> Split:
     """`count` problems held out, drawn by a digest of (seed, prompt): rows of one prompt stay together, so a few more
-    may be held out, and a prompt keeps its side when rows are added elsewhere in the file.
+    may be held out. The order of the rows does not matter.
 
     Raises UserError if that leaves nothing to train on.
     """
-    keys = [hashlib.sha256(f"{seed} {problem.prompt}".encode()).digest() for problem in problems]
-    border = sorted(keys)[count - 1] if count else b""
+    keys = [hashlib.sha256(f"{seed} {plain_text(problem.prompt)}".encode()).digest() for problem in problems]
+    border = sorted(keys)[min(count, len(keys)) - 1] if count else b""
     split = Split(
         train=[problem for problem, key in zip(problems, keys, strict=True) if key > border],
         heldout=[problem for problem, key in zip(problems, keys, strict=True) if key <= border],

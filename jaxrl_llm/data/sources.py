@@ -46,17 +46,22 @@ class SourceTasks:
 
 
 def load_sources(configs: Sequence[SourceConfig], *, seed: int, overlap: str) -> list[Source]:
-    """Reads and draws every source. With `overlap` "drop", training prompts that any source holds out are left out.
+    """Reads and draws every source, and keeps training prompts `apart` from those that are held out.
 
-    Raises UserError naming the source, for bad files and values and, with `overlap` "refuse", for such prompts.
+    Raises UserError naming the source, for bad files and values, and as `apart` does.
     """
+    return apart(read_sources(configs, seed=seed), overlap)
+
+
+def read_sources(configs: Sequence[SourceConfig], *, seed: int) -> list[Source]:
+    """Every source as it is. Raises UserError naming the source, for bad files and values."""
     sources = []
     for how in configs:
         try:
             sources.append(Source(how, _split(how, seed)))
         except UserError as error:
             raise UserError(f"data.sources.{how.name}: {error}") from None
-    return _apart(sources, overlap)
+    return sources
 
 
 def find_overlaps(sources: Sequence[Source]) -> dict[tuple[str, str], int]:
@@ -166,8 +171,9 @@ def _rows(how: SourceConfig, path: str, split: str) -> Rows:
     raise AssertionError(f"kind {how.kind} has no rows")
 
 
-def _apart(sources: list[Source], overlap: str) -> list[Source]:
-    """No training prompt that is held out, in whichever source."""
+def apart(sources: list[Source], overlap: str) -> list[Source]:
+    """No training prompt that is held out, in whichever source: such prompts are left out of training with `overlap`
+    "drop". With "refuse" they raise UserError."""
     counts = find_overlaps(sources)
     if not counts:
         return sources

@@ -11,7 +11,6 @@ from jaxrl_llm.scaling.forecast import Forecast, forecast_curve, no_forecast
 from jaxrl_llm.types import UserError
 
 DEFAULT_AXIS = "flops"
-_FORMAT = 2  # of fit.json; one of another form is made anew
 
 
 def forecast_run(run: RunFiles) -> dict[str, Forecast]:
@@ -75,6 +74,6 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _stamp(run: RunFiles) -> dict[str, Any]:
-    """Which evaluations a fit was made of, and in which form it was written down."""
+    """Which evaluations a fit was made of, and the layout of what it says: a file of another layout is made anew."""
     last_step = int(number(run.evaluations[-1], "step")) if run.evaluations else None
-    return {"format": _FORMAT, "evaluations": len(run.evaluations), "last_step": last_step}
+    return {"layout": 2, "evaluations": len(run.evaluations), "last_step": last_step}

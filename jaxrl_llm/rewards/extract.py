@@ -14,7 +14,7 @@ _MATH = re.compile(
     re.DOTALL,
 )
 _NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)(?:\s*/\s*\d+)?(?:\s*(?:\\?%|percent\b))?"
-_NUMBERS = re.compile(rf"(?<![\w.,])(?:{_NUMBER})(?:,?\s+(?:or|and)\s+\$?{_NUMBER})*(?![\d])", re.IGNORECASE)
+_NUMBERS = re.compile(rf"(?<![\w.,])(?<!\d:)(?:{_NUMBER})(?:,?\s+(?:or|and)\s+\$?{_NUMBER})*(?![\d])", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|,?\s+(?:because|since|as|which|so)\b|\s+\(|\n")
 
 
@@ -104,6 +104,7 @@ def _stated(text: str) -> str | None:
 def _statement(rest: str) -> str:
     """The part of a sentence after "the answer is" that is the answer."""
     rest = rest.strip()
+    rest = rest if "{" in rest else rest.rstrip('"}')  # of JSON
     if formula := _MATH.match(rest.lstrip("* ")):
         following = rest.lstrip("* ")[formula.end() :]
         if not re.match(r"\s*(?:or|and|,)\s", following):

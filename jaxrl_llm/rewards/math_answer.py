@@ -29,9 +29,13 @@ _STYLE = re.compile(
 _POWER = re.compile(r"(\d+)\s*\)?\s*(?:\^|\*\*)\s*[{(]*\s*-?(\d+)")
 _TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*\d+\s*[)]?\s*(?:\^|\*\*)")
 _LARGE_FACTORIAL = re.compile(r"\d{5,}\s*!|!\s*!|!\s*\)\s*!|\d{3,}\s*\)*!\s*\)*\s*\^")
+_FUNCTIONS = {
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "exp",
+    "sqrt", "frac", "max", "min", "gcd", "lcm", "mod", "matrix", "pmatrix", "bmatrix", "vmatrix", "cases", "array",
+}  # fmt: skip
 _LONGEST_NUMBER, _LARGEST_POWER = 1000, 20_000  # digits
-_TWO_ANSWERS = re.compile(r"\s(?:or|and)\s|\\(?:text\s*\{\s*)?(?:or|and)\b|\\pm|\u00b1")
 _DECIMAL = re.compile(r"(?<![\w.])(\d*)\.(\d+)(?![\w.])")
+_REPEATING = re.compile(r"(?<!\d)(\d{0,50})\.(\d{0,50})\\overline\s*\{(\d{1,50})\}")
 _REPLACED = {
     "\u2212": "-", "\u2013": "-", "\u2014": "-", "\ufe63": "-", "\uff0d": "-", "\u00d7": r"\times ",
     "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u00f7": "/", "\u2044": "/", "\u03c0": r"\pi ", "\u221a": r"\sqrt ",
@@ -60,10 +64,11 @@ def warm_up() -> None:
 def cleaned(text: str) -> str:
     """One answer without what only typesets it; control characters and halves of surrogate pairs become spaces."""
     text = "".join(_REPLACED.get(c, " " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co") else c) for c in text)
-    text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",").replace("~", " ")
+    text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",").replace("~", " ").replace(r"\!", "")
+    text = _REPEATING.sub(_fraction, text)
     text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
     text = re.sub(
-        r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![a-zA-Z])\.?|(?<!\\)\\[,!;: ]", " ", text
+        r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![a-zA-Z])\.?|(?<!\\)\\[,;: ]", " ", text
     )
     text = re.sub(r"\\quad|\\qquad", " ", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "\u00b0", text)
@@ -94,9 +99,7 @@ def equal(stated: str, answer: str) -> bool:
         return same(wanted, given)
     if wanted and "=" in stated and (last := quantity(stated.rpartition("=")[2].strip())):
         return same(wanted, last)  # 3 + 4 = 7
-    if bool(_TWO_ANSWERS.search(f" {stated} ")) and not _TWO_ANSWERS.search(f" {answer} ") and "," not in answer:
-        return False
-    if _unreasonable(stated):
+    if _prose(stated) > max(1, _prose(answer)) or _unreasonable(stated):
         return False
     return _verified(stated, answer)
 
@@ -133,6 +136,17 @@ def _without_name(stated: str, answer: str) -> tuple[str, str]:
     return (left["value"].strip() if left else stated), (right["value"].strip() if right else answer)
 
 
+def _fraction(repeating: re.Match[str]) -> str:
+    before, again = repeating[1] + repeating[2], repeating[3]
+    top = int(before + again) - int(before or "0")
+    return rf"\frac{{{top}}}{{{10 ** len(repeating[2]) * (10 ** len(again) - 1)}}}"
+
+
+def _prose(text: str) -> int:
+    """How many words there are that no formula has."""
+    return sum(word.lower() not in _FUNCTIONS for word in re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}", text))
+
+
 def _unreasonable(stated: str) -> bool:
     """Powers and factorials that nobody means and no machine holds."""
     if any(len(digits) > _LONGEST_NUMBER for digits in re.findall(r"\d+", stated)):
@@ -151,7 +165,7 @@ def _verified(stated: str, answer: str) -> bool:
     given = _parsed(stated) if wanted else []
     if not wanted or not given:
         return False
-    return bool(verify(wanted, given, timeout_seconds=0, allow_set_relation_comp=True))
+    return verify(wanted, given, timeout_seconds=0, allow_set_relation_comp=True)
 
 
 @functools.lru_cache(maxsize=64)

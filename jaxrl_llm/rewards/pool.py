@@ -41,10 +41,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The finite number that the function returned, or why there is none."""
+    """The finite number that the function returned, or why there is none; how long the last try had a worker."""
 
     value: float
     failed: str | None = None
+    seconds: float = 0.0
 
 
 @dataclass
@@ -91,24 +92,32 @@ class WorkerPool:
             return []
         self.start()
         queued = [_Queued(job) for job in jobs]
-        for one in queued:
-            self._jobs.put(one)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            for one in queued:
+                self._jobs.put(one)
         return [one.result.result() for one in queued]
 
     def close(self) -> None:
-        """End all processes. Jobs under way are finished first; whoever runs more gets RuntimeError."""
+        """End all processes, once what they are at is done; whoever waits for more, or runs more, gets RuntimeError."""
         with self._lock:
             self._closed = True
             threads, forker = self._threads, self._forker
+        self._give_up_queued()
         for _ in threads:
             self._jobs.put(None)
         for thread in threads:
             thread.join()
-        while not self._jobs.empty():  # what was to be tried again
-            if (left := self._jobs.get()) is not None:
-                left.result.set_exception(RuntimeError("the pool is closed"))
+        self._give_up_queued()  # what was to be tried again
         if forker is not None:
             forker.close()
+
+    def _give_up_queued(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (left := self._jobs.get_nowait()) is not None:
+                    left.result.set_exception(RuntimeError("the pool is closed"))
 
     def _work(self) -> None:
         worker: _Worker | None = None
@@ -118,7 +127,7 @@ class WorkerPool:
                     worker = self._fork(instead_of=worker)
                 outcome = worker.call(queued.job, self._timeout_s)
             except _WorkerLostError as error:
-                self._again(queued, str(error))
+                self._again(queued, Outcome(math.nan, str(error), error.seconds))
             except BaseException as error:
                 queued.result.set_exception(error)
             else:
@@ -126,12 +135,12 @@ class WorkerPool:
         if worker is not None and self._forker is not None:
             self._forker.end(worker)
 
-    def _again(self, queued: _Queued, reason: str) -> None:
+    def _again(self, queued: _Queued, outcome: Outcome) -> None:
         queued.tries += 1
         if queued.tries <= self._retries:
             self._jobs.put(queued)
         else:
-            queued.result.set_result(Outcome(math.nan, reason))
+            queued.result.set_result(outcome)
 
     def _fork(self, *, instead_of: "_Worker | None") -> "_Worker":
         assert self._forker is not None
@@ -140,6 +149,10 @@ class WorkerPool:
 
 class _WorkerLostError(Exception):
     """A worker took too long or died; the message says which."""
+
+    def __init__(self, message: str, seconds: float):
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class _Worker:
@@ -153,7 +166,8 @@ class _Worker:
     def call(self, job: Job, timeout_s: float) -> Outcome:
         self._jobs += 1
         self.spent = True  # unless it answers
-        until = time.monotonic() + timeout_s
+        started = time.monotonic()
+        until = started + timeout_s
 
         def receive(most: int) -> bytes:
             self.connection.settimeout(max(1e-3, until - time.monotonic()))
@@ -164,13 +178,13 @@ class _Worker:
             send_frame(self.connection, {"function": job.function, "arguments": dict(job.arguments)})
             reply = receive_frame(receive, _LONGEST_REPLY)
         except TimeoutError:
-            raise _WorkerLostError(f"it took more than {timeout_s:g} s") from None
+            raise _WorkerLostError(f"it took more than {timeout_s:g} s", time.monotonic() - started) from None
         except (OSError, EOFError, ValueError):  # the last is what a dying process left of a reply
-            raise _WorkerLostError("its process died") from None
+            raise _WorkerLostError("its process died", time.monotonic() - started) from None
         self.spent = "memory" in reply or self._jobs == _JOBS_PER_WORKER
         if (failed := reply.get("failed")) is not None:
-            return Outcome(math.nan, failed)
-        return Outcome(float(reply["value"]))
+            return Outcome(math.nan, failed, time.monotonic() - started)
+        return Outcome(float(reply["value"]), seconds=time.monotonic() - started)
 
 
 class _Forker:

@@ -156,6 +156,7 @@ class Coordinator:
     attempts fail more than `retries` times is dropped; the n-th failure is followed by a pause of
     `back_off_s` 2^(n-1), at most `longest_back_off_s`. `straggler_timeout_s` after an attempt began its group becomes
     what `straggler` says (None: never). A group that would train with fewer than `smallest_group` siblings is dropped.
+    A scored group that `refuse` takes, books and all, never trains; the next one takes its place.
     """
 
     def __init__(
@@ -175,10 +176,12 @@ class Coordinator:
         back_off_s: float = 0.5,
         longest_back_off_s: float = 30.0,
         priority: Priority = "evaluation",
+        refuse: Callable[[EpisodeGroup], bool] = lambda group: False,
     ):
         if max_ready is not None and max_ready < prompts_per_step:
             raise ValueError(f"max_ready {max_ready} is below a step's {prompts_per_step} groups: nothing would train")
         self._issuer, self._rule, self._order, self._priority = issuer, rule, order, priority
+        self._refuse = refuse
         self._per_step, self._group_size, self._max_ready = prompts_per_step, group_size, max_ready
         self._straggler, self._smallest = straggler, smallest_group
         self._timeout = math.inf if straggler_timeout_s is None else straggler_timeout_s
@@ -350,13 +353,17 @@ class Coordinator:
         group.stage = "scoring"
         return Unscored(group.group_id, group.task, tuple(group.done[s] for s in sorted(group.done)))
 
-    def scored(self, group: EpisodeGroup) -> None:
-        """The rewards of a group that `unscored` gave out."""
+    def scored(self, group: EpisodeGroup) -> bool:
+        """The rewards of a group that `unscored` gave out. False if it was refused: there is room for another."""
         known = self._groups[group.group_id]
         if known.stage != "scoring":
             raise RuntimeError(f"group {group.group_id} was scored while it was {known.stage}")
+        if self._refuse(group):
+            del self._groups[group.group_id]
+            return False
         known.stage, known.scored = "ready", group
         self._finished.append(group.group_id)
+        return True
 
     def take(self, now: float) -> list[EpisodeGroup] | None:
         """The next step's groups, or None as long as they are not there; fewer only when no prompt is left.

@@ -17,7 +17,7 @@ _LOOK_S = 0.5
 
 
 class WaitGivenUpError(Exception):
-    """The trainer was asked to stop while it waited for groups."""
+    """The trainer was asked to stop while it waited for samplers."""
 
 
 class Driver(Protocol):
@@ -147,7 +147,8 @@ class Exchange:
     def scored(self, group: EpisodeGroup) -> None:
         """See Coordinator.scored."""
         with self._lock:
-            self._coordinator.scored(group)
+            if not self._coordinator.scored(group):
+                self._for_samplers.notify_all()
             self._for_others.notify_all()
 
     # The trainer.
@@ -183,15 +184,24 @@ class Exchange:
             self._for_samplers.notify_all()
 
     def sample_pinned(
-        self, version: int, tasks: Sequence[PromptTask], siblings: int, *, first_stream: int = 0
+        self,
+        version: int,
+        tasks: Sequence[PromptTask],
+        siblings: int,
+        *,
+        first_stream: int = 0,
+        give_up: Callable[[], bool] | None = None,
     ) -> list[list[Completion]]:
-        """See Coordinator.pin and take_pinned; blocks until all are there."""
+        """See Coordinator.pin and take_pinned; blocks until all are there. Raises WaitGivenUpError once `give_up()`
+        holds and there is no sampler."""
         with self._lock:
             ids = self._coordinator.pin(version, tasks, siblings, first_stream=first_stream)
             self._for_samplers.notify_all()
             while (completions := self._coordinator.take_pinned(ids)) is None:
                 self._raise_error()
-                self._for_others.wait()
+                self._for_others.wait(_LOOK_S if give_up is not None else None)
+                if give_up is not None and not self._coordinator.samplers and give_up():
+                    raise WaitGivenUpError
             return completions
 
     def ages_s(self) -> dict[int, float]:

@@ -51,8 +51,8 @@ def age_by_length(groups: Sequence[EpisodeGroup], ages_s: Mapping[int, float]) -
 def describe_groups(groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
     """Means over the completions of a step; a completion without a reward counts in none about rewards.
 
-    `reward_part_NAME` is the mean of the reward's part NAME over the completions that have it. `reward_failures_by_reason`
-    counts the most frequent reasons.
+    `reward_part_NAME` is the mean of the reward's part NAME over the completions that have it;
+    `reward_failures_by_reason` counts the most frequent reasons.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes if episode.reward.failed is None]

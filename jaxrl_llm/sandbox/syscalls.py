@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 
-import pyseccomp
+from jaxrl_llm.types import UserError
 
 # Ways to look into or steer other processes, to reach seldom reviewed kernel code, or to change what is mounted. They
 # answer EPERM; calls of another architecture kill the process.
@@ -22,7 +22,14 @@ _MOST_FAMILIES = 64
 
 
 def filter_program() -> bytes:
-    """The filter, for `bwrap --seccomp`."""
+    """The filter, for `bwrap --seccomp`. Raises UserError without pyseccomp or the library it opens."""
+    try:
+        import pyseccomp  # an extra, and it looks for libseccomp as it is imported
+    except (ImportError, RuntimeError, OSError) as error:
+        raise UserError(
+            f"code rewards need pyseccomp and libseccomp ({error}); pip install 'jaxrl_llm[code]' (and, where Debian "
+            "lacks it, apt-get install libseccomp2)"
+        ) from None
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     deny = pyseccomp.ERRNO(errno.EPERM)
     for name in _DENIED.split():

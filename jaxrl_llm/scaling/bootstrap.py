@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import scipy.stats
@@ -88,6 +88,10 @@ def bootstrap_many(
     seed: int = 0,
 ) -> list[Bootstrap]:
     """`bootstrap` of K equally long data sets of one law in one batched fit."""
+    if resamples < 1:
+        raise UserError(f"{resamples} resamples give no interval; a thousand are usual")
+    if kind not in get_args(Kind):
+        raise UserError(f"unknown kind of bootstrap {kind!r}; choose one of {', '.join(get_args(Kind))}")
     generator = np.random.default_rng(seed)
     law, sets = fits[0].data.law, [fit.data for fit in fits]
     batch = batch_of(sets)

@@ -35,7 +35,8 @@ class Estimate:
 class Recipe:
     """One recipe's fits. `fits` holds the seeds whose A the data determines, `lost` why others have none (by name);
     `A` is None where no seed is left. `common` are the fits with A held at the comparison's common A and `log_B` is
-    ln B there; None where the recipe's A is not within the margin of the reference's."""
+    ln B there; None where the recipe's A is not within the margin of the reference's. `lost_B` says why seeds of
+    `fits` are not among `common`."""
 
     name: str
     fits: dict[str, Fit]
@@ -43,6 +44,7 @@ class Recipe:
     A: Estimate | None
     common: dict[str, Fit] | None = None
     log_B: Estimate | None = None
+    lost_B: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,16 +159,21 @@ def _refit(
     bounds: tuple[float, float],
 ) -> list[Recipe]:
     refits = {
-        recipe.name: _fit_seeds({seed: recipes[recipe.name][seed] for seed in recipe.fits}, bounds, common_A)[0]
+        recipe.name: _fit_seeds({seed: recipes[recipe.name][seed] for seed in recipe.fits}, bounds, common_A)
         for recipe in made
         if recipe.name in near
     }
     values = {
-        name: {seed: float(np.log(one.params["B"])) for seed, one in fits.items()} for name, fits in refits.items()
+        name: {seed: float(np.log(one.params["B"])) for seed, one in fits.items()} for name, (fits, _) in refits.items()
     }
-    errors = {name: {seed: _error(one, "B") for seed, one in fits.items()} for name, fits in refits.items()}
+    errors = {name: {seed: _error(one, "B") for seed, one in fits.items()} for name, (fits, _) in refits.items()}
     return [
-        dataclasses.replace(recipe, common=refits[recipe.name], log_B=_mean(values, errors, recipe.name))
+        dataclasses.replace(
+            recipe,
+            common=refits[recipe.name][0],
+            log_B=_mean(values, errors, recipe.name),
+            lost_B=refits[recipe.name][1],
+        )
         if recipe.name in refits
         else recipe
         for recipe in made
@@ -285,6 +292,11 @@ def _left_out(
 def _warnings(made: Sequence[Recipe]) -> list[str]:
     found = [f"{recipe.name}: {seed} is left out ({reason})" for recipe in made for seed, reason in recipe.lost.items()]
     found += [
+        f"{recipe.name}: {seed} is left out of B at the common A ({reason})"
+        for recipe in made
+        for seed, reason in recipe.lost_B.items()
+    ]
+    found += [
         f"{recipe.name}: {seed}: {text}"
         for recipe in made
         for seed, one in recipe.fits.items()
@@ -292,8 +304,8 @@ def _warnings(made: Sequence[Recipe]) -> list[str]:
     ]
     if all(len(recipe.fits) < 2 for recipe in made):
         found.append(
-            "at most one seed of each recipe can be used: the confidence knows the noise along a run, not how far seeds differ "
-            f"(ScaleRL: A within {MARGIN:g})"
+            "at most one seed of each recipe can be used: the confidence knows the noise along a run, not how far "
+            f"seeds differ (ScaleRL: A within {MARGIN:g})"
         )
     return found
 

@@ -31,6 +31,13 @@ def search_covariance(
     Huber loss: the sandwich b / a^2 (J^T J)^-1 of an M-estimator, with b the mean square of the loss's derivative and a
     the share of the residuals' density within delta of 0, smoothed since few of them lie there.
     """
+    with np.errstate(all="ignore"):  # of a parameter on its bound the Jacobian may over- or underflow
+        return _search_covariance(data, jacobian, residuals, moving, measured)
+
+
+def _search_covariance(
+    data: Data, jacobian: np.ndarray, residuals: np.ndarray, moving: np.ndarray, measured: np.ndarray
+) -> Estimate:
     names = [data.names[index] for index in np.flatnonzero(moving)]
     J, weights = jacobian[:, moving], data.weights
     inverse = _inverse((J * weights[:, None]).T @ J) if names else np.zeros((0, 0))
@@ -62,7 +69,10 @@ def search_covariance(
 def _inverse(normal: np.ndarray) -> np.ndarray:
     """The inverse, scaled to unit diagonal first; directions that the data does not tell come out huge, never small."""
     scale = np.sqrt(np.maximum(np.diag(normal), 1e-300))
-    values, vectors = np.linalg.eigh(normal / np.outer(scale, scale))
+    scaled = normal / np.outer(scale, scale)
+    if not np.all(np.isfinite(scaled)):
+        return np.full_like(normal, np.inf)
+    values, vectors = np.linalg.eigh(scaled)
     values = np.maximum(values, 1e-15)
     return (vectors / values) @ vectors.T / np.outer(scale, scale)
 

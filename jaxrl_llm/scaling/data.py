@@ -97,7 +97,7 @@ def prepare(
     """Check one data set and settle what is fixed; see `fit.fit` for the arguments. UserError with the reason."""
     columns, response = _columns(law, data)
     count = len(response)
-    weights = np.ones(count) if weights is None else np.asarray(weights, np.float64)
+    weights = np.ones(count) if weights is None else _numbers("weights", weights)
     if weights.shape != (count,) or not np.all(np.isfinite(weights)) or np.any(weights <= 0):
         raise UserError(f"weights must be {count} positive numbers, one for each point")
     labels, of = _grouped(law, count, groups)
@@ -124,6 +124,9 @@ def prepare(
     for name in (*fixed, *free, *(bounds or {})):
         if name not in names and name not in law.names:
             raise UserError(f"{law.name} has no parameter {name!r}; it has {', '.join(names)}")
+    both = sorted(set(fixed) & set(free))
+    if both:
+        raise UserError(f"{', '.join(both)} cannot be fixed and free at once")
     source: R0Source = "none"
     zeros = np.array([])
     if law.name == "sigmoid":
@@ -142,6 +145,8 @@ def prepare(
 
 
 def _columns(law: Law, data: Curve | Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(data, (Curve, Mapping)):
+        raise UserError(f"data must be a Curve or columns by name, not {type(data).__name__}")
     if isinstance(data, Curve):
         data = {"compute": data.compute, "reward": data.reward}
     wanted = (*law.columns, law.response)
@@ -150,7 +155,7 @@ def _columns(law: Law, data: Curve | Mapping[str, Any]) -> tuple[np.ndarray, np.
             raise UserError(
                 f"{law.name} needs a column {column.name!r} ({column.unit}); the data has {', '.join(map(str, data))}"
             )
-    arrays = [np.asarray(data[column.name], np.float64) for column in wanted]
+    arrays = [_numbers(column.name, data[column.name]) for column in wanted]
     for column, array in zip(wanted, arrays, strict=True):
         if array.ndim != 1 or array.shape != arrays[-1].shape:
             raise UserError(
@@ -168,6 +173,13 @@ def _columns(law: Law, data: Curve | Mapping[str, Any]) -> tuple[np.ndarray, np.
                 f"it cannot be {'negative' if column.zero else 'zero or negative'}"
             )
     return np.stack(arrays[:-1]), arrays[-1]
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"column {name} holds something that is not a number ({error})") from error
 
 
 def _grouped(law: Law, count: int, groups: Sequence[Any] | None) -> tuple[tuple[str, ...], np.ndarray]:

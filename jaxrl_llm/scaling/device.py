@@ -29,13 +29,15 @@ def padded(points: int) -> int:
     return width
 
 
-def in_chunks(function: Callable[[Any], Any], problems: Any, chunk: int = CHUNK) -> tuple[np.ndarray, ...]:
+def in_chunks(function: Callable[[Any], Any], problems: Any, width: int) -> tuple[np.ndarray, ...]:
     """`function` over all problems (a NamedTuple of arrays [M, ...]) in chunks of one size, the last one padded.
 
-    `function` takes the NamedTuple with a leading axis of `chunk` and returns a tuple of arrays with the same leading
-    axis; the result is that tuple with a leading axis of M, as numpy arrays.
+    `function` takes the NamedTuple with a chunk as its leading axis and returns a tuple of arrays with the same leading
+    axis; the result is that tuple with a leading axis of M, as numpy arrays. `width` is the padded number of points:
+    the longer the curves, the smaller the chunks.
     """
     count = len(problems[0])
+    chunk = max(CHUNK * _WIDTHS[-1] // max(width, _WIDTHS[-1]), 8)
     parts = []
     with float64_on_host():
         for begin in range(0, count, chunk):

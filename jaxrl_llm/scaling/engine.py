@@ -174,7 +174,9 @@ def solve(
     `project` false a law with two levels is fitted like any other, so that every parameter can be held fixed.
     """
     sets, lanes, width = starts.shape
-    if law.levels is not None and project:
+    # The power law's D is no parameter of the projection, which could not hold it.
+    held_D = law.levels == "power" and bool(np.any(low[:, 2] == high[:, 2]))
+    if law.levels is not None and project and not held_D:
         return _solve_levels(law, batch, starts, low, high, shortlist)
 
     def descend(start: np.ndarray, iterations: int) -> tuple[np.ndarray, ...]:
@@ -183,7 +185,8 @@ def solve(
         spread = _Problem(*(np.repeat(field, lanes, axis=0) for field in per_set))
         clipped = np.clip(start, per_set.low[:, None], per_set.high[:, None])
         problems = spread._replace(start=clipped.reshape(sets * lanes, width))
-        return in_chunks(lambda part: _descend(part, jnp.asarray(iterations, jnp.int32), program=law.program), problems)
+        limit = np.int32(iterations)
+        return in_chunks(lambda part: _descend(part, limit, program=law.program), problems, problems.y.shape[1])
 
     start = to_search(law, batch.groups.shape[1], starts)
     if shortlist is not None and shortlist < lanes:
@@ -244,6 +247,6 @@ def _held(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
 def linearise(law: Law, batch: Batch, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The law's values [K, N] in its link, and their Jacobian [K, N, P] in search coordinates, at parameters [K, P]."""
     problems = _problems(law, batch, parameters, parameters, parameters)
-    values, jacobian = in_chunks(lambda part: _linearise(part, program=law.program), problems)
+    values, jacobian = in_chunks(lambda part: _linearise(part, program=law.program), problems, problems.y.shape[1])
     points = batch.y.shape[1]
     return values[:, :points], jacobian[:, :points]

@@ -85,6 +85,10 @@ class Fit:
         """The fitted response at the law's columns, in their order (any shapes that broadcast). `group` is needed where
         the law has a parameter for each group."""
         law = self.data.law
+        for column, given in zip(law.columns, columns, strict=True):
+            least = np.min(given, initial=np.inf)
+            if column.positive and (least < 0 or (least == 0 and not column.zero)):
+                raise UserError(f"{column.name} {least:g} lies outside the law's domain: it must be positive")
         values = []
         for parameter in law.parameters:
             name = f"{parameter.name}[{group}]" if parameter.per_group else parameter.name
@@ -154,13 +158,18 @@ def fit_many(law: str, sets: Sequence[Data], *, starts: np.ndarray | None = None
 
 def solve_many(law: Law, sets: Sequence[Data], *, starts: np.ndarray | None = None) -> Solutions:
     """The bare solutions of K data sets with equally many parameters."""
+    if not sets:
+        raise UserError("there is no data set to fit; give at least one")
     sizes = {len(data.names) for data in sets}
     if len(sizes) != 1:
         raise UserError(f"data sets of one batch must have equally many groups, these have {sorted(sizes)} parameters")
     if starts is None:
         every = np.stack([data.starts() for data in sets])
     else:
-        every = np.stack([np.clip(np.asarray(starts, np.float64), data.low, data.high) for data in sets])
+        given = np.asarray(starts, np.float64)
+        if given.ndim != 2 or given.shape[1] != len(sets[0].names) or not given.size or not np.all(np.isfinite(given)):
+            raise UserError(f"starts must be rows of finite numbers, one for each of {', '.join(sets[0].names)}")
+        every = np.stack([np.clip(given, data.low, data.high) for data in sets])
     low, high = (np.stack([getattr(data, end) for data in sets]) for end in ("low", "high"))
     return solve(law, batch_of(sets), every, low, high, shortlist=SHORTLIST)
 
@@ -169,6 +178,8 @@ def fits_of(
     sets: Sequence[Data], solutions: Solutions, *, level: float = LEVEL, protocol: str = "least_squares"
 ) -> list[Fit]:
     """`Fit`s of solved data sets, with their intervals and doubts; UserError where a curve does not rise."""
+    if not 0 < level < 1:
+        raise UserError(f"level {level:g} is no share; give one between 0 and 1, such as .95")
     law = sets[0].law
     values, jacobian = linearise(law, batch_of(sets), solutions.parameters)
     made = []
@@ -229,6 +240,14 @@ def _fit_of(
             ends = np.exp(np.clip(ends, -700.0, 700.0))
         reached[name] = (float(ends[0]), float(ends[1])) if np.all(np.isfinite(ends)) else None
     flags.extend(_interval_flags(data, params, reached, free))
+    for name, least, greatest in zip(data.names, data.low, data.high, strict=True):
+        ends = reached.get(name)
+        if ends is None or least == greatest:
+            continue
+        if ends[0] <= least and ends[1] >= greatest:
+            text = f"the interval of {name} covers all that its bounds allow, {least:.3g} to {greatest:.3g}"
+            flags.append(Flag("wide_interval", text, (name,)))
+        reached[name] = (max(ends[0], float(least)), min(ends[1], float(greatest)))
     lost = {name for flag in flags for name in flag.undetermined}
     fitted = values if law.log_function is None else np.exp(values)
     return Fit(

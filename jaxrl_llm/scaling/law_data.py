@@ -151,9 +151,11 @@ def _fit_part(
     fixed: Mapping[str, float] | None,
     ahead: tuple[float, ...],
 ) -> LawFit:
-    options: dict[str, np.ndarray] = {}
+    weights: np.ndarray | None = None
+    measurements: np.ndarray | None = None
     if law == "tan_both":
         data, options = both_axes(data["N"], data["C"], data["D"], data["loss"])
+        weights, measurements = options["weights"], options["measurements"]
         labels = None if labels is None else labels + labels
     last = law_named(law).columns[-1].name
     used = np.ones(len(data[last]), bool) if upto is None else data[last] <= upto
@@ -164,7 +166,8 @@ def _fit_part(
             {column: values[used] for column, values in data.items()},
             groups=None if labels is None else [label for label, kept in zip(labels, used, strict=True) if kept],
             fixed=fixed,
-            **options,
+            weights=weights,
+            measurements=measurements,
         )
     except UserError as error:
         reason = str(error)

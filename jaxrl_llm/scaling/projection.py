@@ -143,8 +143,8 @@ def fit_levels(
 
     `compute`, `reward` and `weights` are [K, N]; weight 0 marks padding. `A` and `R0` [K] are fixed where given and
     free within lower <= R0 <= A <= upper where None. `starts` [K, S, P], `low` and `high` [K, P] hold (B, C_mid), for
-    the power law (B,). With `shortlist` only so many of the starts, the best after a few iterations, are followed to the
-    end. No input is checked here; `converged` speaks per curve.
+    the power law (B,). With `shortlist` only so many of the starts, the best after a few iterations, are followed to
+    the end. No input is checked here; `converged` speaks per curve.
     """
     curves, lanes, width = starts.shape
     positive = (weights > 0) & (compute > 0)
@@ -181,7 +181,8 @@ def fit_levels(
         lanes = start.shape[1]
         spread = _Problem(*(np.repeat(field, lanes, axis=0) for field in per_curve))
         problems = spread._replace(start=start.reshape(curves * lanes, width))
-        return in_chunks(lambda part: _descend_all(part, jnp.asarray(iterations, jnp.int32), shape=shape), problems)
+        limit = np.int32(iterations)
+        return in_chunks(lambda part: _descend_all(part, limit, shape=shape), problems, problems.y.shape[1])
 
     start = np.clip(np.log(starts) - shift[:, None], per_curve.low[:, None], per_curve.high[:, None])
     if shortlist is not None and shortlist < lanes:

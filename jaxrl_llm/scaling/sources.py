@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_llm.scaling.curves import Curve
 from jaxrl_llm.scaling.eval_log import is_run, read_lines
 from jaxrl_llm.scaling.files import Table, missing, number, read_table
-from jaxrl_llm.scaling.tensorboard import EventRun, is_event_file, read_events
+from jaxrl_llm.scaling.tensorboard import EventRun, has_events, is_event_file, read_events
 from jaxrl_llm.types import UserError
 
 X, Y = "compute", "reward"
@@ -69,7 +69,8 @@ def read_curves(
     if path.is_dir() or is_event_file(path):
         if group is not None:
             raise UserError(f"{path} is a log of runs, which has no column {group!r}; --group is for tables")
-        if path.is_dir() and is_run(path):
+        # Other programs' logs may have a config.yaml too.
+        if path.is_dir() and ((path / "eval.jsonl").is_file() or (is_run(path) and not has_events(path))):
             return [_run_curve(path, x, y)]
         return [_event_curve(path, run, x, y) for run in read_events(path) if run.tags]
     table = read_table(path)

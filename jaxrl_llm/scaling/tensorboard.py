@@ -43,6 +43,11 @@ def is_event_file(path: Path) -> bool:
     return path.is_file() and "tfevents" in path.name
 
 
+def has_events(folder: Path) -> bool:
+    """Whether there are event files anywhere below a folder."""
+    return any(is_event_file(file) for file in folder.rglob("*"))
+
+
 def read_events(path: str | Path) -> list[EventRun]:
     """The runs of an event file, or of a log folder: one run for each folder below it that holds event files.
 

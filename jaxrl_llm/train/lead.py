@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.global_arrays import host_parts, to_host
+from jaxrl_llm.global_arrays import each_to_host, to_host
 from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.step import TrainStep
@@ -45,17 +45,9 @@ def gathered(params: Params, *, keep: bool) -> Params | None:
 
     All processes must call it. Where `keep` is False nothing is kept and the result is None.
     """
-
-    def one(leaf: jax.Array) -> np.ndarray | None:
-        if keep:
-            return to_host(leaf)
-        for _ in host_parts(leaf):
-            pass
-        return None
-
     leaves, tree = jax.tree.flatten(params)
-    found = [one(leaf) for leaf in leaves]
-    return jax.tree.unflatten(tree, found) if keep else None
+    kept = [leaf for leaf in each_to_host(leaves) if keep]
+    return jax.tree.unflatten(tree, kept) if keep else None
 
 
 class Lead:

@@ -121,6 +121,8 @@ def run_loop(
         if start == 0:
             _evaluate(parts, counters, 0, state.params)
         return _steps(state, parts, schedule, counters, start, stop_requested)
+    except WaitGivenUpError:  # an evaluation's: its step is run again, so that none is missing
+        return Outcome("interrupted", start, "stopped by a signal; the same command goes on from the last checkpoint")
     finally:
         parts.worker.stop()
 

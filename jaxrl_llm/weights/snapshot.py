@@ -51,9 +51,11 @@ def leaf_name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def device_leaves(params: Params) -> dict[str, jax.Array]:
-    """name -> array of every leaf, where it is."""
-    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+def device_leaves(params: Params) -> dict[str, jax.Array] | None:
+    """name -> array of every leaf where it is; None unless all are on devices of this process."""
+    leaves = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    here = all(isinstance(leaf, jax.Array) and leaf.is_fully_addressable for leaf in leaves.values())
+    return leaves if here else None
 
 
 def named(params: Params) -> Iterator[tuple[str, np.ndarray]]:

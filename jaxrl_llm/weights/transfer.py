@@ -5,7 +5,9 @@ pulling an id that was never offered blocks for ever, so whoever pulls has a wat
 stays in memory, so a lender whose pulls fail stops lending. Nothing is authenticated or encrypted.
 """
 
+import ipaddress
 import secrets
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,22 +41,39 @@ class Loan:
     parts: tuple[Part, ...]
 
 
+def _server(host: str, device: jax.Device) -> transfer.TransferServer:
+    """Raises UserError unless `host` is an address of this machine that others could reach."""
+    try:
+        ip = ipaddress.ip_address(socket.getaddrinfo(host.strip("[]"), None)[0][4][0])
+        if ip.is_unspecified:
+            raise UserError(
+                f"weights cannot go from device to device: {host} names no one address of this machine; advertise one, "
+                "or set sampler.remote.transfer=false"
+            )
+        place = f"[{ip}]:0" if ip.version == 6 else f"{ip}:0"
+        return transfer.start_transfer_server(device.client, place, [place])
+    except (OSError, jax.errors.JaxRuntimeError) as error:
+        raise UserError(
+            f"weights cannot go from device to device: no transfer server on {host} ({str(error).splitlines()[0]}); "
+            "set sampler.remote.transfer=false"
+        ) from None
+
+
 class Lender:
-    """Puts arrays of this process up for pulls by others, at `address`. `host` is this machine's own address."""
+    """Puts arrays of this process up for pulls by others, at `address`. `host` is this machine's own name or address;
+    UserError if it is not."""
 
     def __init__(self, host: str):
-        self._server = transfer.start_transfer_server(jax.devices()[0].client, f"{host}:0", [f"{host}:0"])
+        self._server = _server(host, jax.devices()[0])
         self.address = f"{host}:{self._server.address().rpartition(':')[2]}"
         self._failed = 0
 
     def lend(self, leaves: Mapping[str, jax.Array]) -> Loan:
-        """For one pull. Raises UserError if arrays lie on devices of several processes, or pulls have failed before."""
+        """For one pull. Raises UserError if pulls have failed before."""
         if self._failed >= _MOST_FAILED:
             raise UserError(f"{self._failed} pulls from {self.address} have failed")
         parts, arrays = [], []
         for path, leaf in leaves.items():
-            if not leaf.is_fully_addressable:
-                raise UserError(f"the leaf {path} lies on devices of several processes")
             for shard in leaf.addressable_shards:
                 if shard.replica_id == 0:
                     start = tuple(part.start or 0 for part in shard.index)
@@ -73,9 +92,15 @@ class Borrower:
     """Pulls what a Lender put up onto `devices` of this process."""
 
     def __init__(self, host: str, devices: Sequence[jax.Device]):
-        self._server = transfer.start_transfer_server(devices[0].client, f"{host}:0", [f"{host}:0"])
+        self._server = _server(host, devices[0])
         self._devices = devices
         self._connections: dict[str, Any] = {}
+        self._given_up: list[threading.Thread] = []
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a thread still waits for what was given up: it cannot be ended, and may abort a process that ends."""
+        return any(thread.is_alive() for thread in self._given_up)
 
     def pull(self, address: str, loan: Loan, *, timeout_s: float) -> dict[str, list[tuple[Part, jax.Array]]]:
         """The parts of every leaf. Raises UserError if they have not come within `timeout_s` seconds, or an error ended
@@ -100,6 +125,7 @@ class Borrower:
         thread.start()
         thread.join(timeout_s)
         if not came:
+            self._given_up.append(thread)
             raise UserError(f"the transfer server {address} sent nothing for {timeout_s:g} s")
         if isinstance(came[0], Exception):
             self._connections.pop(address, None)

@@ -68,6 +68,22 @@ def why(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def own_address(host: str, port: int, advertise: str | None, option: str) -> str:
+    """host:port under which others reach what listens on `host`. Raises UserError naming the `option` to give if that
+    is no one machine's address."""
+    if advertise is not None:
+        return advertise
+    bare = host.strip("[]")
+    if bare in ("0.0.0.0", "::"):
+        raise UserError(f"listening on {host} does not say where others reach this machine; give {option} too")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def own_host(listen: str, advertise: str | None) -> str:
+    """Where others reach this machine: the host of `advertise`, or the one it listens on."""
+    return host_and_port(advertise, "the advertised address")[0] if advertise else listen
+
+
 def host_and_port(text: str, what: str) -> tuple[str, int]:
     """Of "host:port". Raises UserError naming `what` it is."""
     host, colon, port = text.rpartition(":")

@@ -42,7 +42,10 @@ async def addresses(place: str) -> list[str]:
 
 
 def announce(path: Path, address: str) -> None:
-    """Write a file for `file:PATH` in one atomic step."""
+    """Write a file for `file:PATH` in one atomic step. Raises UserError if it cannot be."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(f"{address}\n")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(f"{address}\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"the address {address} cannot be written to {path} ({error.strerror})") from None

@@ -18,12 +18,12 @@ from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.proto.methods import add_servicer
 from jaxrl_llm.sampler.serving.access import Access
 from jaxrl_llm.sampler.serving.grpc_server import start_server
-from jaxrl_llm.types import Params, PolicyWeights, RunFailedError
+from jaxrl_llm.types import Params, PolicyWeights, RunFailedError, UserError
 from jaxrl_llm.weights.publisher import Publisher
 from jaxrl_llm.weights.snapshot import named
 from jaxrl_llm.weights.transfer import Lender
 from jaxrl_llm.worlds.agreement import PROTOCOL, Facts, disagreement
-from jaxrl_llm.worlds.dialling import Credentials, host_and_port
+from jaxrl_llm.worlds.dialling import Credentials, host_and_port, own_address, own_host
 from jaxrl_llm.worlds.discovery import addresses
 from jaxrl_llm.worlds.distribution import Distribution
 from jaxrl_llm.worlds.link import Link, LinkOptions, Trainer
@@ -31,6 +31,8 @@ from jaxrl_llm.worlds.servicers import WeightsServicer
 from jaxrl_llm.worlds.shelf import Shelf
 
 _MAX_CALLS, _GRACE_S, _LOOK_S, _DISCOVER_S, _FORGOTTEN_S = 1024, 1.0, 0.25, 3.0, 900.0
+
+_ADVERTISE = "sampler.remote.advertise"
 
 Note = Callable[[str, str, dict[str, Any]], None]
 """(kind of event, plain words, further facts)"""
@@ -74,7 +76,7 @@ class Fleet:
         self._access, self._options, self._note, self._to_host = access, options, note, to_host
         self._loop = asyncio.new_event_loop()
         self._shelf = Shelf()
-        self._lender = Lender(access.host) if options.lends else None
+        self._lender = Lender(own_host(access.host, options.advertise)) if options.lends else None
         self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
         self._registered: set[str] = set()
         self._refusals: set[str] = set()
@@ -93,8 +95,7 @@ class Fleet:
         except BaseException:
             self._thread.join()
             raise
-        host = f"[{self._access.host}]" if ":" in self._access.host else self._access.host
-        self.address = self._options.advertise or f"{host}:{self.port}"
+        self.address = own_address(self._access.host, self.port, self._options.advertise, _ADVERTISE)
         self._distribution = Distribution(self._shelf, self.address, self._options.fan_out, self._loop)
         self._publisher = Publisher(
             self._distribution.put, self._fail, to_host=self._to_host, lends=self._lender is not None
@@ -183,7 +184,10 @@ class Fleet:
         self, request: rl_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> rl_pb2.RegisterResponse:
         """A sampler says where it is."""
-        host_and_port(request.address, "the sampler's address")
+        try:
+            host_and_port(request.address, "the sampler's address")
+        except UserError as error:
+            return rl_pb2.RegisterResponse(refusal=str(error))
         them = f"the sampler at {request.address}"
         refusal = disagreement(self._facts, PROTOCOL, request.facts, request.protocol, them=them)
         if refusal:

@@ -28,7 +28,7 @@ from jaxrl_llm.worlds.agreement import PROTOCOL, Facts
 from jaxrl_llm.worlds.dialling import Credentials, why
 from jaxrl_llm.worlds.distribution import Distribution
 
-_LONGEST_PAUSE_S, _REFUSED_PAUSE_S, _LOOK_S = 30.0, 30.0, 0.02
+_LONGEST_PAUSE_S, _REFUSED_PAUSE_S, _DETACH_S, _LOOK_S = 30.0, 30.0, 10.0, 0.02
 
 Tell = Callable[[str, str, str], None]
 """(kind of event, sampler, plain words)"""
@@ -58,6 +58,10 @@ class Trainer:
 
 class _EndedError(Exception):
     """Why a session is over."""
+
+
+class _WrongWeightsError(_EndedError):
+    """What a sampler holds is not what it was sent."""
 
 
 class _RefusedError(Exception):
@@ -128,7 +132,7 @@ class Link:
             return
         with contextlib.suppress(grpc.RpcError):
             request = rl_pb2.DetachRequest(session=self._trainer.session, finished=finished)
-            await self._call("Detach", request, timeout=self._options.heartbeat_s)
+            await self._call("Detach", request, timeout=min(self._options.silence_s, _DETACH_S))
 
     def _tell_once(self, kind: str, words: str) -> None:
         if words != self._told:
@@ -224,9 +228,13 @@ class Link:
     async def _push_first(self, call: Callable[..., Any], attached: rl_pb2.AttachResponse) -> Snapshot:
         """The newest weights there are, unless the sampler has them from before the connection was lost."""
         snapshot = await self._distribution.newer_than(-1)
-        if (attached.version, attached.digest) == (snapshot.version, snapshot.digest):
-            return snapshot
-        return await self._push(call, snapshot, lambda: True, verify=True)
+        try:
+            if (attached.version, attached.digest) == (snapshot.version, snapshot.digest):
+                await self._commit(call, snapshot, verify=True)
+                return snapshot
+            return await self._push(call, snapshot, lambda: True, verify=True)
+        except _WrongWeightsError as error:
+            raise _RefusedError(str(error)) from None
 
     async def _push_on(self, call: Callable[..., Any], life: "_Life", version: int) -> None:
         while True:
@@ -265,16 +273,11 @@ class Link:
                 )
                 await asyncio.sleep(min(1.0, options.retry_s))
                 snapshot = await self._distribution.newer_than(-1)
+                avoid = set()
                 continue
             while not may_swap():
                 await asyncio.sleep(_LOOK_S)
-            commit = rl_pb2.CommitRequest(session=session, version=snapshot.version, verify=verify)
-            committed = await self._insist(call, "Commit", commit)
-            if verify and committed.digest != snapshot.digest:
-                raise _EndedError(
-                    f"its weights have the digest {committed.digest[:12]}, version {snapshot.version} has "
-                    f"{snapshot.digest[:12]}"
-                )
+            await self._commit(call, snapshot, verify=verify)
             self._told = ""
             if response.fallback and response.fallback != self._fell_back:
                 self._fell_back = response.fallback
@@ -287,6 +290,16 @@ class Link:
             self._distribution.ready(self.address, snapshot.version)
             self._distribution.pushed(response)
             return snapshot
+
+    async def _commit(self, call: Callable[..., Any], snapshot: Snapshot, *, verify: bool) -> None:
+        """The second phase; with `verify` raises _WrongWeightsError unless the sampler really has these weights."""
+        request = rl_pb2.CommitRequest(session=self._trainer.session, version=snapshot.version, verify=verify)
+        committed = await self._insist(call, "Commit", request)
+        if verify and committed.digest != snapshot.digest:
+            raise _WrongWeightsError(
+                f"its weights have the digest {committed.digest[:12]}, version {snapshot.version} has "
+                f"{snapshot.digest[:12]}"
+            )
 
     async def _insist(self, call: Callable[..., Any], method: str, request: Any) -> Any:
         """Make a call again and again until it is answered: asking twice changes nothing."""

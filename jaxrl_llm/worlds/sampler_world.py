@@ -201,7 +201,7 @@ class SamplerWorld:
             leaves = snapshot.on_device or {leaf.path: leaf.array for leaf in snapshot.leaves}
             tree = self._wire.rebuild(leaves)
             loaded = await asyncio.to_thread(lambda: jax.block_until_ready(self._engine.load_params(tree)))
-        except UserError as error:
+        except (UserError, jax.errors.JaxRuntimeError, MemoryError) as error:  # too little memory is the device's error
             return rl_pb2.OfferResponse(failure=str(error))
         finally:
             if self._pulling is not None and self._pulling[1] is asyncio.current_task():

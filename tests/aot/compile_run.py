@@ -18,7 +18,7 @@ def facts(program):
         "seconds": round(program.seconds, 1),
         "argument_bytes": program.argument_bytes,
         "peak_bytes": program.peak_bytes,
-        "splash": sorted(set(re.findall(r"%(splash_mha_[a-z]+)_\w+\S* = .*custom-call\(.*tpu_custom_call", text))),
+        "splash": sorted(re.findall(r"%(splash_mha_[a-z]+)_\w+\S* = .*custom-call\(.*tpu_custom_call", text)),
         "cudnn": sorted(re.findall(r'custom_call_target="__cudnn\$(\w+)"', text)),
         "products": [line.strip() for line in text.splitlines() if re.search(r" (dot|convolution)\(", line)],
     }

@@ -8,7 +8,8 @@ import pytest
 EVENT = "/jax/core/compile/backend_compile_duration"
 BUCKETS = "[4,6,8]"
 OPTIONS = [
-    "data.high=99", "model.max_context=16", "rollout.max_prompt_tokens=8", "rollout.max_new_tokens=5",
+    "data.sources=[{name: addition, kind: arithmetic, low: 1, high: 99, heldout: 16}]",
+    "model.max_context=16", "rollout.max_prompt_tokens=8", "rollout.max_new_tokens=5",
     f"sampler.prefill_buckets={BUCKETS}", "sft.steps=0", "train.steps=100", "eval.every=50", "checkpoint.every=50",
     # An untrained policy is always wrong: with a baseline there would be nothing to train on.
     "algorithm.zero_variance_filter=false", "algorithm.baseline=none", "algorithm.normalisation=none",

@@ -219,8 +219,9 @@ def test_processes_of_different_configurations_are_refused_before_anything_is_wr
     [
         ((), "jaxrl train over 2 processes, which share all their devices, does not sample in any of them"),
         (("sampler.workers=[127.0.0.1:9]", "sampler.remote.local=true"), "leave sampler.remote.local out"),
+        (("sampler.workers=[127.0.0.1:9]", "sampler.remote.transfer=true"), "put together on the host of the first"),
         (
-            ("sampler.workers=[127.0.0.1:9]", "rollout.reward=model", "rollout.reward_model.path=judge"),
+            ("sampler.workers=[127.0.0.1:9]", "rollout.rewards={model: 1}", "rollout.reward_model.path=judge"),
             "a reward model needs a trainer of one process",
         ),
     ],

@@ -38,6 +38,7 @@ SCALERL = {
     "mode": "pipeline",
     "max_lag": 8,
     "length_penalty": "none",
+    "rewards": (1.0, -1.0, {"answer": 1.0}),
     "repetition_limit": 0,
     "lr": 5e-7,
     "warmup_steps": 100,
@@ -93,6 +94,7 @@ EXPECTED = {
         "normalisation": "global",
         "aggregation": "prompt",
         "zero_variance_filter": True,
+        "rewards": (1.0, 0.0, {"answer": 0.9, "format": 0.1, "language": 0.1}),
     },
     "ppo": PPO
     | {
@@ -122,7 +124,7 @@ EXPECTED = {
 def resolved(config: RunConfig) -> dict:
     algorithm, rollout, optimizer = config.algorithm, config.rollout, config.optimizer
     assert (algorithm.importance, algorithm.anchor, algorithm.overlong_filter) == ({}, None, False)
-    assert (rollout.temperature, rollout.reward_correct, rollout.reward_wrong) == (1.0, 1.0, -1.0)
+    assert rollout.temperature == 1.0
     assert (optimizer.decay_steps, optimizer.clip_norm) == (0, None)
     shaping = (rollout.length_penalty, rollout.length_limit, rollout.length_cache)
     same = {"objective", "updates_per_batch", "baseline", "normalisation", "aggregation"}
@@ -133,6 +135,7 @@ def resolved(config: RunConfig) -> dict:
         "entropy": (algorithm.entropy.coefficient, algorithm.entropy.target),
         "critic": algorithm.critic.enabled,
         **{name: getattr(rollout, name) for name in ("prompts_per_step", "group_size", "mode", "max_lag")},
+        "rewards": (rollout.reward_correct, rollout.reward_wrong, rollout.rewards),
         "repetition_limit": rollout.repetition_limit,
         "length_penalty": "none" if rollout.length_penalty == "none" else shaping,
         "lr": optimizer.lr,

@@ -189,7 +189,9 @@ def test_fit_refuses_by_name(curve, jaxrl, monkeypatch, arguments, message):
 
 def test_compare_recipes_of_a_table(recipes, jaxrl):
     plot = recipes.parent / "compare.png"
-    status, out, err = jaxrl("compare", recipes, "--group", "recipe", "--seed", "seed", "--plot", plot)
+    written = recipes.parent / "compare.json"
+    options = ("--group", "recipe", "--seed", "seed", "--plot", plot, "--json", written)
+    status, out, err = jaxrl("compare", recipes, *options)
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].split()[:3] == ["recipe", "seeds", "A"]
@@ -198,8 +200,7 @@ def test_compare_recipes_of_a_table(recipes, jaxrl):
     assert "base has the higher ceiling" in out
     assert "poor/0: stop: at compute 1.5e+04" in out
     assert plot.read_bytes().startswith(b"\x89PNG")
-    status, out, _ = jaxrl("compare", recipes, "--group", "recipe", "--seed", "seed", "--json", "-")
-    (found,) = objects(out)
+    (found,) = objects(written.read_text())
     assert [v["better"] for v in found["verdicts"]] == ["high", "base"]
     assert [one["action"] for one in found["stop_early"]] == ["stop", "stop"]
     assert found["leave_one_out"][1]["A_minus_reference"] == pytest.approx(0.09, abs=0.02)

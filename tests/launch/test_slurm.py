@@ -129,3 +129,15 @@ def test_steps_restart_and_stop_under_a_real_slurm(cluster, tmp_path):
     order = [said.index(line) for line in (*expected, "sampler-0 | sampler saved")]
     assert order == sorted(order)
     assert (tmp_path / "run" / "logs" / "trainer.log").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+def test_the_quickstart_runs_under_a_real_slurm(cluster, tmp_path):
+    words = (LAUNCH.parent / "configs" / "quickstart.yaml", "--run-dir", tmp_path / "run")
+    job, out = submit(cluster, tmp_path, *words, environment={"PYTHONPATH": str(LAUNCH.parent)})
+    assert ended(cluster, job, 3600) == 0, out.read_text()[-3000:]
+    values = [json.loads(line)["value"] for line in (tmp_path / "run" / "eval.jsonl").read_text().splitlines()]
+    assert values[0] < 0.5
+    assert values[-1] > 0.75
+    assert "launcher |" not in out.read_text()

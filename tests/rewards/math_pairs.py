@@ -149,6 +149,20 @@ x=\pm 2 | \pm2
 18 | She has 9 + 9 = <<9+9=18>>18 eggs.\n#### 18
 18 | \boxed{18}
 18 | $18$
+32348 | \$32,\!348
+\frac{1}{3} | 0.\overline{3}
+0.1\overline{6} | \frac{1}{6}
+[3,\infty) \cup (-\infty,-2] | x \in (-\infty, -2] \cup [3, \infty)
+1+\sqrt{19}, 1-\sqrt{19} | 1 \pm \sqrt{19}
+-5i+6 | 6 - 5i
+y = 3 - x/2 | y=-\frac{1}{2}x+3
+2\cdot 2^n-1 | 2^{n+1}-1
+2^{1/3} | \sqrt[3]{2}
+2x^2-5x-3 | (2x+1)(x-3)
+x=1 \text{ or } x=2 | 1,2
+15\text{ square cm} | 15\mbox{ cm}^2
+-0 | 0
+100\% | 1
 """
 
 DIFFERENT = r"""
@@ -268,6 +282,16 @@ five | 6
 __import__('os') | 5
 lambda: 5 | 5
 5; 6 | 5
+(-\infty,-2)\cup[3,\infty) | x \in (-\infty, -2] \cup [3, \infty)
+1+\sqrt{19} | 1 \pm \sqrt{19}
+6+5i | 6 - 5i
+q-p | p - q
+-2,-1 | 1,-2
+a=2, b=1 | a=1, b=2
+1267650600228229401496703205377 | 2^{100}
+1\% | 1
+100 | 1
+0.\overline{3} | 0.333333
 """
 
 RIGHT_TEXTS = [
@@ -312,6 +336,9 @@ RIGHT_TEXTS = [
     ("She pays $18.", "18"),
     ("She pays $18.50 in total", "18.5"),
     ("the answer is 18\n\n(see above for 17 steps)", "18"),
+    ('{"answer": 5}', "5"),
+    ("\\boxed{5}\n```python\nprint(6)\n```", "5"),
+    ("She has 3 cats and 2 dogs, 5 pets", "5"),
     ("5\x00", "5"),
     ("5\ud800", "5"),
     ("\\boxed{\ud83d5}", "5"),
@@ -350,6 +377,12 @@ WRONG_TEXTS = [
     ("The result is 5", "-5"),
     ("It falls on a Monday, or a Tuesday", "Monday"),
     ("She pays $18.50 in total", "18"),
+    ("the answer is not 5", "5"),
+    ("The answer is between 4 and 6", "6"),
+    ("The answer is at least 5", "5"),
+    ("The time is 3:30", "30"),
+    ("On 2024-05-18", "18"),
+    ("see section 1.18", "18"),
     ("1\x005", "15"),
     ("1\u200b5", "15"),
     ("\ud800", "5"),

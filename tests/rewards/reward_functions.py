@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import time
+from pathlib import Path
 
 
 def double(number):
@@ -59,3 +60,10 @@ def pid():
 def waits(seconds):
     time.sleep(seconds)
     return seconds
+
+
+def spins(started):
+    """Hangs once it has left a file behind."""
+    Path(started).write_text(str(os.getpid()))
+    while True:
+        pass

@@ -37,7 +37,7 @@ def test_worked_rewards_of_one_group():
         asked.append((tests, programs))
         return [found(2, 2), found(1, 2), "no jail could be opened"]
 
-    task = PromptTask("t", "prompt", np.array([1], np.int32), answer='{"cases": []}')
+    task = PromptTask("t", "prompt", np.array([1], np.int32), answer='{"cases": []}', source="programs", reward="code")
     reward = CodeReward(examine, correct=1.0, wrong=-1.0)
     a, b, c, d = reward(["right", "half", "lost", "cut"], task, finished=[True, True, True, False])
     assert asked == [('{"cases": []}', ["right", "half", "lost"])]  # one that never ended is not run

@@ -17,7 +17,7 @@ import pytest
 from jaxrl_llm.rewards.pool import Job, WorkerPool
 from jaxrl_llm.types import UserError
 
-FUNCTIONS = {name: f"reward_functions:{name}" for name in ("double", "misbehave", "pid", "waits")}
+FUNCTIONS = {name: f"reward_functions:{name}" for name in ("double", "misbehave", "pid", "spins", "waits")}
 
 
 def pool(workers=2, timeout_s=20.0, retries=0, memory_mb=512, functions=FUNCTIONS):
@@ -148,10 +148,42 @@ def test_a_pool_that_is_closed_says_so_and_leaves_no_process():
     assert not any(Path(f"/proc/{pid:.0f}").exists() for pid in pids)
 
 
-def test_the_process_that_forks_may_die_too():
-    with pool(workers=1, retries=1) as workers:
-        pid = int(workers.run([Job("pid", {})])[0].value)
-        os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+def test_closing_waits_for_no_more_than_what_is_under_way():
+    workers = WorkerPool(FUNCTIONS, workers=1, timeout_s=1.0, retries=5, memory_mb=512)
+    workers.run([Job("pid", {})])
+    errors = []
+
+    def call():
+        with pytest.raises(RuntimeError, match="closed"):
+            workers.run([misbehaves("sleep")] * 20)
+        errors.append(True)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while workers._jobs.qsize() != 19:
+        time.sleep(0.01)
+    workers.close()
+    caller.join(timeout=30)
+    assert errors == [True]
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_the_process_that_forks_may_die_and_takes_hanging_workers_with_it(tmp_path):
+    started = tmp_path / "started"
+    with pool(workers=1, timeout_s=120.0) as workers:
+        outcomes = []
+        hanging = threading.Thread(
+            target=lambda: outcomes.extend(workers.run([Job("spins", {"started": str(started)})]))
+        )
+        hanging.start()
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.01)
+        os.kill(parent_of(int(started.read_text())), signal.SIGKILL)
+        hanging.join(timeout=60)
+        assert [o.failed for o in outcomes] == ["its process died"]  # at once, not after its time-out
         assert workers.run([Job("double", {"number": 3})])[0].value == 6.0
 
 
@@ -198,8 +230,9 @@ def test_a_mixture_with_hangs_and_deaths_is_accounted_for():
 
 @pytest.mark.slow
 def test_ten_thousand_rewards_of_which_five_percent_hang_or_die_take_their_time_outs_and_little_more():
+    """A hang ends within its time-out + 10 %, and killing, replacing and queueing add at most 10 % to all calls."""
     jobs, reasons = mixture(10_000, seed=1)
-    count, timeout_s = 8, 4.0
+    count, timeout_s = 4, 2.0
     with pool(workers=count, timeout_s=timeout_s) as workers:
         workers.start()
         started = time.monotonic()
@@ -207,6 +240,10 @@ def test_ten_thousand_rewards_of_which_five_percent_hang_or_die_take_their_time_
         took = time.monotonic() - started
     counts = account(outcomes, reasons)
     assert counts == {None: 9500, "it took": 250, "its process": 250}
-    waited = counts["it took"] * timeout_s / count  # what the hangs alone take
-    print(f"\n{took:.1f} s, of which the time-outs {waited:.1f} s")
-    assert took < 1.1 * waited
+    hung = [o.seconds for o, reason in zip(outcomes, reasons, strict=True) if reason == "it took"]
+    calls = sum(outcome.seconds for outcome in outcomes) / count
+    print(
+        f"\n{took:.1f} s for calls of {calls:.1f} s, time-outs {sum(hung) / count:.1f}; longest hang {max(hung):.3f} s"
+    )
+    assert timeout_s <= min(hung) <= max(hung) < 1.1 * timeout_s
+    assert took < 1.1 * calls

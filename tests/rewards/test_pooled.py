@@ -6,7 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from jaxrl_llm.cli.answers import bind_answers, reward_workers
+from jaxrl_llm.cli.answers import bind_answers, reward_processes
 from jaxrl_llm.config import RolloutConfig, validate
 from jaxrl_llm.rewards.pooled import user_part
 from jaxrl_llm.types import PromptTask, UserError
@@ -20,8 +20,8 @@ def task(answer="5", reward="math"):
 
 def test_math_is_right_wrong_or_cut_off():
     rollout = RolloutConfig(reward_correct=1.0, reward_wrong=-1.0)
-    with closing(reward_workers(rollout, {"math", "exact"})) as pool:
-        score = bind_answers(rollout, {"math", "exact"}, pool)
+    with closing(reward_processes(rollout, {"math", "exact"})) as processes:
+        score = bind_answers(rollout, {"math", "exact"}, processes)
         texts = ["\\boxed{5}", "\\boxed{6}", "it is 5", "\\boxed{5}"]
         rewards = score(texts, task(), finished=[True, True, True, False])
         assert [r.value for r in rewards] == [1, -1, 1, -1]
@@ -32,8 +32,8 @@ def test_math_is_right_wrong_or_cut_off():
 def test_answers_that_no_process_survives_are_contained():
     """A time-out that these answers reach is failed; they are cut off before, as answers that nobody means."""
     rollout = RolloutConfig()
-    with closing(reward_workers(rollout, {"math"})) as pool:
-        score = bind_answers(rollout, {"math"}, pool)
+    with closing(reward_processes(rollout, {"math"})) as processes:
+        score = bind_answers(rollout, {"math"}, processes)
         answers = ["9**9**9**9", "9^{9^{9^{9}}}", "nan", "\x00\x1b", "\ud800", "1" * 5000, "x" * 1_000_000]
         texts = [f"\\boxed{{{answer}}}" for answer in answers] + ["\\boxed{5}"]
         rewards = score(texts, task(), finished=[True] * len(texts))
@@ -43,8 +43,8 @@ def test_answers_that_no_process_survives_are_contained():
 def test_a_users_verdict_is_true_or_false_and_what_hangs_or_breaks_has_failed(user_functions):
     rollout = RolloutConfig(rewards={"answer": 1.0}, reward_workers=BOUND)
     name = "verdicts:judge"
-    with closing(reward_workers(rollout, {name})) as pool:
-        score = bind_answers(rollout, {name}, pool)
+    with closing(reward_processes(rollout, {name})) as processes:
+        score = bind_answers(rollout, {name}, processes)
         texts = ["True", "False", "1", "0.5", "nan", "'x'", "hang", "die", "boom", "seen"]
         rewards = score(texts, task("5", name), finished=[True] * len(texts))
     assert [r.value for r in rewards[:3]] == [1.0, -1.0, 1.0]
@@ -62,14 +62,17 @@ def test_a_users_verdict_is_true_or_false_and_what_hangs_or_breaks_has_failed(us
 
 def test_a_users_number_is_a_part_of_its_own(user_functions):
     rollout = RolloutConfig(rewards={"answer": 1.0, "verdicts:length": 0.5}, reward_workers=BOUND)
-    with closing(reward_workers(rollout, {"exact"})) as pool:
-        rewards = user_part(pool, "verdicts:length")(["abc", "\ud800"], task(), finished=[True, False])
+    with closing(reward_processes(rollout, {"exact"})) as processes:
+        rewards = user_part(processes.workers, "verdicts:length")(["abc", "\ud800"], task(), finished=[True, False])
     assert [(r.value, r.parts) for r in rewards] == [(3.0, {"length": 3.0}), (1.0, {"length": 1.0})]
 
 
 def test_a_name_without_a_meaning_is_refused():
-    with closing(reward_workers(RolloutConfig(), ())) as pool, pytest.raises(UserError, match="no reward 'mth', only"):
-        bind_answers(RolloutConfig(), {"mth"}, pool)
+    with (
+        closing(reward_processes(RolloutConfig(), ())) as processes,
+        pytest.raises(UserError, match="no reward 'mth', only"),
+    ):
+        bind_answers(RolloutConfig(), {"mth"}, processes)
 
 
 @pytest.fixture

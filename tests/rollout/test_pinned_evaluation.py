@@ -50,8 +50,9 @@ class Alone:
 class Sampler:
     """A sampler in a thread, which turns to a newer version as soon as it may, and notes what it did."""
 
-    def __init__(self, name, version, slots=2):
+    def __init__(self, name, version, slots=2, meeting=None):
         self.name, self.version, self.newest, self.slots = name, version, version, slots
+        self.meeting = meeting  # where it waits, with its first work, for the others to have theirs
         self.did = []  # (pinned or None, version)
 
     def start(self, exchange):
@@ -69,6 +70,9 @@ class Sampler:
                 self.version = self.newest
                 exchange.holds(self.name, self.version)
             for assignment in exchange.work(self.name)[0]:
+                if self.meeting is not None and assignment.pinned is not None:
+                    self.meeting.wait(20)
+                    self.meeting = None
                 for request in HOW.requests(assignment):
                     self.did.append((assignment.pinned, self.version))
                     done = completion(request, self.version)
@@ -90,7 +94,8 @@ def ends(groups):
 
 def test_the_same_tokens_as_a_scheduler_of_its_own(exchange):
     alone = Alone(4)
-    samplers = [Sampler("a", 4), Sampler("b", 4, slots=5)]
+    meeting = threading.Barrier(2)
+    samplers = [Sampler("a", 4, meeting=meeting), Sampler("b", 4, slots=5, meeting=meeting)]
     for sampler in samplers:
         sampler.start(exchange)
     theirs = evaluate_with(exchange.sample_pinned, 4, HELD_OUT, FirstSiblingIsRight(), samples=SAMPLES)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm.scaling.bootstrap import bootstrap, bootstrap_many
+from jaxrl_llm.scaling.bootstrap import _blocks, bootstrap, bootstrap_many
 from jaxrl_llm.scaling.curves import Curve
 from jaxrl_llm.scaling.data import prepare
 from jaxrl_llm.scaling.fit import fit, fit_many
@@ -104,8 +104,6 @@ def test_blocks_widen_the_interval_under_correlated_noise():
 
 def test_blocks_do_not_cross_runs():
     """Two seeds, one without noise: the mean shift of the other's blocks never reaches it."""
-    from jaxrl_llm.scaling.bootstrap import _blocks
-
     data = prepare(
         LAWS["sigmoid"],
         {"compute": np.r_[COMPUTE, COMPUTE], "reward": np.tile(sigmoid(COMPUTE, **PLANTED, R0=0.35), 2)},

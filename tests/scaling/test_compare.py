@@ -95,6 +95,18 @@ def test_seeds_that_differ_widen_the_error_beyond_what_one_run_knows():
     assert far.recipes[0].A.freedom == 4  # six seeds, two means
 
 
+def test_a_seed_whose_B_is_not_determined_at_the_common_A_is_named():
+    # A step between two evaluations: its A is plain, its B is anything steep.
+    step = Curve(COMPUTE, np.where(COMPUTE < 4000.0, 0.3, 0.61) + 0.01 * np.random.default_rng(7).normal(size=30))
+    found = compare({"a": recipe(0.61, first=0), "b": {"0": curve(0.61, seed=9), "step": step}})
+    rows = {one.name: one for one in found.recipes}
+    assert set(rows["b"].fits) == {"0", "step"}
+    assert set(rows["b"].common) == {"0"}
+    assert any(
+        text.startswith("b: step is left out of B at the common A (B is at its bound") for text in found.warnings
+    )
+
+
 def test_confidence_by_hand():
     # A difference of two standard errors: Phi(2) = .97725; with 4 degrees of freedom of both Welch's t has 8.
     one, two = Estimate(0.62, 0.003, np.inf), Estimate(0.61, 0.004, np.inf)

@@ -106,7 +106,7 @@ def test_a_missing_and_a_huge_file_are_refused(tmp_path):
         file.truncate(2**28 + 1)
     with pytest.raises(UserError, match="has 256 MiB, more than"):
         read_curves(tmp_path / "huge.csv")
-    with pytest.raises(UserError, match="no TensorBoard event files"):
+    with pytest.raises(UserError, match="is no run directory and holds no TensorBoard event files"):
         read_curves(tmp_path)
 
 

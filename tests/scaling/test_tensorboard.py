@@ -85,6 +85,16 @@ def test_a_log_folder_has_a_curve_for_each_run(tmp_path):
     assert [c.name for c in read_curves(tmp_path / "logs")] == ["a", "b"]
 
 
+def test_a_foreign_log_with_a_config_of_its_own_is_no_run_of_ours(tmp_path):
+    log(tmp_path / "run", [(k, 0.1 * k) for k in range(4)])
+    (tmp_path / "run" / "config.yaml").write_text("lr: 1\n")
+    assert len(read_curve(tmp_path / "run")) == 4
+    (tmp_path / "young").mkdir()
+    (tmp_path / "young" / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(UserError, match="no evaluations yet"):
+        read_curves(tmp_path / "young")
+
+
 def write_records(path, records):
     with path.open("wb") as file:
         for record in records:

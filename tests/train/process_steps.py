@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from tiny_policy import ADAMW, CISPO, HEAD_CHUNK, MODEL, TEMPERATURE, documents, make_batch
 
+from jaxrl_llm import global_arrays
 from jaxrl_llm.checkpoints.orbax import CheckpointStore
 from jaxrl_llm.cli.devices import Place, configure_jax, join_processes
 from jaxrl_llm.config import DeviceConfig
@@ -49,6 +50,12 @@ def main(port, index, count, axes, folder):
     score = make_score(MODEL, **how)
     fields = (batch.tokens, batch.targets, batch.positions, batch.segment_ids)
     logprobs = to_host(score(state.params, *(x.reshape(-1, x.shape[-1])[:8] for x in fields)))
+    leaves = jax.tree.leaves(state.params)
+    one_by_one = [to_host(leaf) for leaf in leaves]
+    for limit in (2**26, 1500, 1):  # all in one exchange, some, none
+        global_arrays._PART_BYTES = limit
+        for one, other in zip(one_by_one, global_arrays.each_to_host([*leaves, np.arange(3)]), strict=False):
+            assert (one == other).all()
     agreed = [world.any_process(index == count - 1), world.any_process(False)]
     shared = world.from_first([np.float32([np.nan, -0.0, 1e-45]) * world.first, np.int32(world.first * 7)])
     shared = [x.tobytes().hex() for x in shared]

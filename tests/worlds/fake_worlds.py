@@ -48,8 +48,10 @@ class FakeWire:
     def rebuild(self, leaves):
         return dict(leaves)
 
+    flipped = False  # a bit of what is read back
+
     def read_back(self, loaded):
-        return named(loaded)
+        return named(loaded | {"b": loaded["b"] + 1} if self.flipped else loaded)
 
 
 class FakeScheduler:
@@ -109,6 +111,7 @@ class FakeSampler:
     ):
         self.pulled, self.said, self.credentials, self.facts = [], [], credentials or Credentials(), facts
         shelf, wire = Shelf(), FakeWire()
+        self.wire = wire
         engine = SimpleNamespace(slots=6, step_s=step_s, load_params=lambda tree: (time.sleep(load_s), tree)[1])
 
         fetcher = Fetcher(self.credentials, wire.shapes, borrower)
@@ -139,7 +142,7 @@ class FakeSampler:
             self.server.__exit__()
         self.up = False
 
-    def register(self, trainer, *, patience_s=20.0):
+    def register(self, trainer, *, patience_s=600.0):
         self.server.register(
             trainer, self.address, self.facts, self.credentials, patience_s=patience_s, say=self.said.append
         )
@@ -215,24 +218,26 @@ class Trainer:
         run="the run",
         max_lag=2,
         token=None,
-        patience_s=30.0,
+        patience_s=600.0,
         fan_out=2,
         verify_every=1,
         lends=False,
+        access=None,
+        credentials=None,
         **links,
     ):
         self.notes = []
-        tasks = [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i)) for i in range(8)]
+        tasks = [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i), "s", "exact") for i in range(8)]
         self.issuer = GroupIssuer(PromptStream(tasks, seed=0), PassRates(retire_at=None))
         sampling = Sampling(2)
-        seconds = {"heartbeat_s": 0.1, "silence_s": 1.0, "retry_s": 0.1, "push_timeout_s": 2.0} | links
-        access = check_access("127.0.0.1", Token(token) if token else None, None, None)
+        seconds = {"heartbeat_s": 0.1, "silence_s": 30.0, "retry_s": 0.1, "push_timeout_s": 2.0} | links
+        access = access or check_access("127.0.0.1", Token(token) if token else None, None, None)
         self.fleet = Fleet(
             run,
             FACTS,
             HowToSample(sampling, 0, sampling, 1),
             access,
-            Credentials(token),
+            credentials or Credentials(token),
             FleetOptions(
                 0, None, workers, fan_out, patience_s, lends, LinkOptions(verify_every=verify_every, **seconds)
             ),
@@ -278,14 +283,11 @@ class Trainer:
     def kinds(self):
         return Counter(kind for kind, _ in self.notes)
 
-    def wait(self, condition, seconds=20.0):
-        until(condition, seconds)
-
     def words(self, kind):
         return [words for k, words in self.notes if k == kind]
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=120.0):
     """Wait for a condition; fails with it after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -6,14 +6,15 @@ from collections import Counter
 
 import jax
 import pytest
-from fake_worlds import FACTS, FakeSampler, Proxy, Trainer, fair, several, until
+import trustme
+from fake_worlds import FACTS, FakeSampler, Proxy, Trainer, fair, several, until, weights
 
 from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.serving.access import Token, check_access
 from jaxrl_llm.types import RunFailedError, UserError
 from jaxrl_llm.weights.transfer import Borrower, Lender, Loan, Part
 from jaxrl_llm.worlds.agreement import PROTOCOL
-from jaxrl_llm.worlds.dialling import Credentials
+from jaxrl_llm.worlds.dialling import Credentials, own_address
 
 TOKEN = "0123456789abcdef"
 
@@ -30,7 +31,7 @@ def test_samplers_join_by_themselves_and_by_name_and_leave():
         trainer.balances()
         until(lambda: comes.world.service().health.version == trainer.version)
         trainer.fleet.finished = True
-    assert comes.server.over.result(5) is None
+    assert comes.server.over.result(60) is None
     assert comes.said[-1] == "the run 'the run' has finished"
     (left,) = trainer.words("left")
     assert re.fullmatch(f"sampler {dialled.address} left: the (sampler was told to stop|connection is gone.*)", left)
@@ -45,7 +46,7 @@ def test_a_sampler_that_was_restarted_gets_the_newest_weights_first():
         sampler.__exit__()
         with FakeSampler(port=port) as again:
             trainer.train(3)
-            assert trainer.kinds()["joined"] == 2
+            until(lambda: trainer.kinds()["joined"] == 2)
             assert min(version for version, _ in again.pulled) >= 3 - 1  # not version 0, which it would begin with
             trainer.balances()
             words = trainer.words("joined")
@@ -99,7 +100,7 @@ def test_a_sampler_that_falls_silent_leaves_the_run_and_comes_back_with_the_newe
     with (
         several(2) as (fast, stopped),
         Proxy(stopped.address, spoil) as proxy,
-        Trainer(fast.address, proxy.address, silence_s=0.5, push_timeout_s=0.3) as trainer,
+        Trainer(fast.address, proxy.address, silence_s=2.0, push_timeout_s=0.3) as trainer,
     ):
         until(lambda: trainer.kinds()["joined"] == 2)
         trainer.train(3)
@@ -110,7 +111,7 @@ def test_a_sampler_that_falls_silent_leaves_the_run_and_comes_back_with_the_newe
         until(lambda: trainer.kinds()["joined"] == 3)
         trainer.train(3)
         trainer.balances()
-    assert trainer.words("left") == [f"sampler {proxy.address} left: it has not answered for 0.5 s"]
+    assert trainer.words("left") == [f"sampler {proxy.address} left: it has not answered for 2 s"]
     assert f"(life 2) joined with version {9}" in trainer.words("joined")[2]
 
 
@@ -155,7 +156,7 @@ def test_a_sampler_of_another_kind_is_refused_once_and_the_run_goes_on(facts, me
         trainer.fleet._loop.call_soon_threadsafe(lambda: trainer.fleet._links[other.address][0].poke())
         other.register(trainer.fleet.address)
         with pytest.raises(UserError, match=r"refuses this sampler: the sampler at .* has another"):
-            other.server.over.result(5)
+            other.server.over.result(60)
         trainer.train(2)
         trainer.balances()
     assert trainer.kinds()["refused"] == 2  # dialled, and registered: one line each
@@ -167,7 +168,7 @@ def test_another_version_of_the_protocol_is_refused(monkeypatch):
         monkeypatch.setattr("jaxrl_llm.worlds.registration.PROTOCOL", PROTOCOL + 1)
         old.register(trainer.fleet.address)
         with pytest.raises(UserError, match=f"speaks version {PROTOCOL + 1} of the protocol, this side version"):
-            old.server.over.result(5)
+            old.server.over.result(60)
         trainer.train(2)
     assert trainer.kinds()["refused"] == 1
 
@@ -183,7 +184,7 @@ def test_wrong_tokens_are_refused_on_both_sides_and_never_shown():
     ):
         stranger.register(trainer.fleet.address)
         with pytest.raises(UserError, match="refuses this sampler: missing or wrong token"):
-            stranger.server.over.result(5)
+            stranger.server.over.result(60)
         trainer.train(3)
         until(lambda: trainer.kinds()["refused"] == 2)
     said = " ".join(words for _, words in trainer.notes)
@@ -191,6 +192,31 @@ def test_wrong_tokens_are_refused_on_both_sides_and_never_shown():
     assert f"sampler {other.address} is not taken: missing or wrong token" in said
     assert "token-0123" not in said
     assert TOKEN not in said
+
+
+def test_with_tls_and_a_token_everything_is_as_without(tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    pair = authority.issue_cert("127.0.0.1")
+    pair.private_key_pem.write_to_path(tmp_path / "key.pem")
+    pair.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    access = check_access("127.0.0.1", Token(TOKEN), tmp_path / "cert.pem", tmp_path / "key.pem")
+    how = {"access": access, "credentials": Credentials(TOKEN, tmp_path / "authority.pem")}
+    with several(2, **how) as (one, comes), Trainer(one.address, **how) as trainer:
+        comes.register(trainer.fleet.address)
+        until(lambda: trainer.kinds()["joined"] == 2)
+        trainer.train(3)
+        trainer.balances()
+    plain = Credentials(TOKEN)
+    with (
+        FakeSampler(**how) as one,
+        Trainer(one.address, credentials=plain, patience_s=1.0) as trainer,
+        pytest.raises(RunFailedError),
+    ):
+        trainer.train(1)
+    assert trainer.kinds()["joined"] == 0
+    with pytest.raises(UserError, match=r"a token for example\.org:1 would travel unencrypted"):
+        Credentials(TOKEN).channel("example.org:1")
 
 
 def test_a_sampler_works_for_one_run_at_a_time():
@@ -214,6 +240,29 @@ def test_a_run_without_samplers_fails_by_name_and_in_time():
     assert trainer.words("unreachable") == [
         "sampler 127.0.0.1:1 cannot be reached: the connection is gone or was refused"
     ]
+
+
+def test_weights_that_change_in_a_samplers_memory_end_its_part_in_the_run():
+    with several(2) as (good, bad), Trainer(good.address, bad.address) as trainer:
+        until(lambda: trainer.kinds()["joined"] == 2)
+        trainer.train(2)
+        bad.wire.flipped = True
+        trainer.train(1)
+        until(lambda: trainer.kinds()["refused"] == 1)
+        trainer.train(2)
+        trainer.balances()
+    (left,), (refused,) = trainer.words("left"), trainer.words("refused")
+    assert re.search(r"left: its weights have the digest [0-9a-f]{12}, version \d has [0-9a-f]{12}", left)
+    assert re.search(f"sampler {bad.address} is not taken: its weights have the digest", refused)
+
+
+def test_nobody_is_sent_to_an_address_that_is_no_machines():
+    assert own_address("127.0.0.1", 9, None, "--advertise") == "127.0.0.1:9"
+    assert own_address("::1", 9, None, "--advertise") == "[::1]:9"
+    assert own_address("0.0.0.0", 9, "there:8", "--advertise") == "there:8"
+    for everywhere in ("0.0.0.0", "::"):
+        with pytest.raises(UserError, match="does not say where others reach this machine; give --advertise too"):
+            own_address(everywhere, 9, None, "--advertise")
 
 
 def test_samplers_are_found_through_a_file(tmp_path):
@@ -263,11 +312,14 @@ def test_weights_go_from_device_to_device_and_on_to_the_next_sampler():
 def test_a_transfer_that_never_comes_falls_back_to_chunks_and_is_told_once(monkeypatch):
     monkeypatch.setattr(Lender, "lend", lambda self, leaves: Loan(12345, tuple(whole_parts(leaves))))  # never offered
     with (
-        FakeSampler(**transferring()) as sampler,
+        FakeSampler(borrower=(borrower := Borrower("127.0.0.1", jax.devices()))) as sampler,
         Trainer(sampler.address, lends=True, push_timeout_s=0.5) as trainer,
     ):
         trainer.train(4)
         trainer.balances()
+        assert borrower.hangs
+        trainer.fleet._lender._server.await_pull(12345, [weights(0)["b"], weights(0)["w"]])
+        until(lambda: not borrower.hangs)  # no thread outlives the test
     assert trainer.kinds() == Counter(joined=1, push_fallback=1)
     assert re.search("in chunks .* sent nothing for 0.5 s", trainer.words("push_fallback")[0])
 

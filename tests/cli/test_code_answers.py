@@ -1,0 +1,45 @@
+"""The reward `code` from its name in a configuration to the sandbox and back."""
+
+import json
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.cli.answers import bind_answers, check_answers, reward_processes
+from jaxrl_llm.config import RolloutConfig, SandboxConfig
+from jaxrl_llm.types import PromptTask, UserError
+
+
+def task(answer, name="code"):
+    return PromptTask("programs/1", np.array([1], np.int32), "Twice x.", answer, "programs", name)
+
+
+TWICE = json.dumps({"entry_point": "twice", "check": "assert twice(4) == 8"})
+
+
+def test_programs_are_run_against_the_tests_of_their_task():
+    rollout = RolloutConfig(reward_correct=1.0, reward_wrong=-1.0, sandbox=SandboxConfig(count=1, wall_s=20.0))
+    with closing(reward_processes(rollout, {"code", "exact"})) as processes:
+        processes.start()
+        score = bind_answers(rollout, {"code", "exact"}, processes)
+        texts = [
+            "Here:\n```python\ndef twice(x): return 2 * x\n```",
+            "def twice(x): return x",
+            "def twice(x): return 2 * x",
+        ]
+        rewards = score(texts, task(TWICE), finished=[True, True, False])
+        assert [r.value for r in rewards] == [1.0, -1.0, -1.0]
+        assert [r.parts["tests_passed"] for r in rewards] == [1.0, 0.0, 0.0]
+        assert score(["5"], task("5", "exact"), finished=[True])[0].value == 1.0
+
+
+def test_no_sandbox_opens_unless_a_task_asks_for_it():
+    with closing(reward_processes(RolloutConfig(), {"exact"})) as processes:
+        assert processes.examiner is None
+
+
+def test_an_answer_that_is_no_tests_is_refused_with_its_task():
+    check_answers([task(TWICE), task("whatever", "exact")])
+    with pytest.raises(UserError, match=r"the answer of programs/1 is no tests of programs: .*no JSON"):
+        check_answers([task("42")])
