@@ -104,7 +104,8 @@ def measure(setup: Setup, params: Params | None, *, repeats: int = 10) -> tuple[
     _, _, single_s, few = sampled(1)
     sequence_s = max(0.0, (full_s - single_s) / (many - few)) if many > few else 0.0
 
-    chosen = select(groups[:prompts], bind_selection(config))
+    # What a step on every group takes; how many groups have nothing to compare is counted below.
+    chosen = select(groups[:prompts], dataclasses.replace(bind_selection(config), zero_variance_filter=False))
     half = [d for d in chosen.documents if d.number % 2]
     sizes = [sum(len(d.prompt_T) + len(d.completion_C) for d in docs) for docs in (chosen.documents, half)]
 
