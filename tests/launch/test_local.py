@@ -30,7 +30,7 @@ rollout: {prompts_per_step: 2, group_size: 4, max_lag: 0, max_prompt_tokens: 4, 
 sampler: {slots: 8, decode_steps: 2}
 optimizer: {lr: 1e-3, warmup_steps: 2}
 train: {mesh: {data: 2, fsdp: 2}, steps: 3, row_length: 32, microbatch_rows: 4}
-sft: {steps: 12, examples_per_step: 8, lr: 3e-3, warmup_steps: 2}
+sft: {steps: 25, examples_per_step: 8, lr: 2e-2, warmup_steps: 2}
 eval: {every: 2, prompts: 16, samples: 2}
 checkpoint: {every: 2, keep: 2}
 """
@@ -126,6 +126,7 @@ def check_same_run(alone, run):
 
 def test_several_processes_and_samplers_make_the_same_run_as_one_process(together, alone):
     check_same_run(alone, together[0])
+    assert all(record["grad_norm"] > 0 for record in records(alone, "metrics"))
 
 
 def test_each_process_has_its_log_and_its_end_is_clean(together):
