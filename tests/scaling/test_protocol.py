@@ -132,8 +132,7 @@ def test_one_row_by_protocol_fitter_and_power_law():
 @pytest.mark.slow
 def test_every_row_by_protocol_fitter_and_power_law():
     """A within .015 in 95 % of 100 runs of 75 points of every row by both; over all rows our error is no larger.
-    Within some rows it
-    is: the planted A lies on the protocol's grid, which then hits it exactly."""
+    Within some rows it is: the planted A lies on the protocol's grid, which then hits it exactly."""
     pooled = []
     for row in ROWS:
         published, ours, power = errors(row, 100, 75)
