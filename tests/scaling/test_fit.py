@@ -86,7 +86,7 @@ def test_fixed_A():
 
 
 def never_worse_than_scipy(count: int, seed: int) -> float:
-    """The share of random noisy curves, and of both starts of each, where ours is no higher than curve_fit's."""
+    """The share of random noisy curves where our best of two starts is no higher than curve_fit's best of the same."""
     generator = np.random.default_rng(seed)
     starts, sets, bounds = [], [], ((0, 0.05, 1, 0), (1, 50, 1e7, 1))
     for _ in range(count):
@@ -98,21 +98,17 @@ def never_worse_than_scipy(count: int, seed: int) -> float:
         starts.append([[0.6, 1.0, 1500.0, 0.3], [0.6, 3.0, 8000.0, 0.3]])
     low, high = (np.stack([getattr(data, end) for data in sets]) for end in ("low", "high"))
     starts = np.array(starts)
+    ours = solve(LAWS["sigmoid"], batch_of(sets), starts, low, high)
     good = 0
-    for lane in range(2):
-        ours = solve(LAWS["sigmoid"], batch_of(sets), starts[:, lane : lane + 1], low, high)
-        for k, data in enumerate(sets):
-            theirs, _ = curve_fit(
-                sigmoid,
-                COMPUTE,
-                data.response,
-                p0=starts[k, lane],
-                bounds=bounds,
-                max_nfev=5000,
-                x_scale=(1, 1, 1e3, 1),
+    for k, data in enumerate(sets):
+        theirs = np.inf
+        for p0 in starts[k]:
+            found, _ = curve_fit(
+                sigmoid, COMPUTE, data.response, p0=p0, bounds=bounds, max_nfev=5000, x_scale=(1, 1, 1e3, 1)
             )
-            good += ours.objective[k] <= np.sum((sigmoid(COMPUTE, *theirs) - data.response) ** 2) * (1 + 1e-8)
-    return good / (2 * count)
+            theirs = min(theirs, np.sum((sigmoid(COMPUTE, *found) - data.response) ** 2))
+        good += ours.objective[k] <= theirs * (1 + 1e-8)
+    return good / count
 
 
 def bounds_of(name: str) -> tuple[float, float]:

@@ -53,7 +53,12 @@ def test_a_measured_R0_counts():
     curve = noisy(3)
     measured = fit("sigmoid", Curve(np.r_[0.0, curve.compute], np.r_[0.35, curve.reward]))
     given = fit("sigmoid", curve, fixed={"R0": 0.35})
-    assert np.diff(profile(measured, "B").interval) > np.diff(profile(given, "B").interval)
+    profiled = profile(measured, "B")
+    assert np.diff(profiled.interval) > np.diff(profile(given, "B").interval)
+    # The profile's optimum is that of all 31 measurements with R0 free.
+    joint = fit("sigmoid", Curve(np.r_[0.0, curve.compute], np.r_[0.35, curve.reward]), free=["R0"])
+    assert profiled.objective.min() == pytest.approx(joint.objective, rel=1e-9)
+    np.testing.assert_allclose(profiled.interval, profile(joint, "B").interval, rtol=1e-3)
 
 
 def test_an_open_side_is_the_bound_and_says_so():
