@@ -3,6 +3,7 @@
 # make test-slow     the minutes-long tests; those of Slurm need Debian's slurm-wlm and munge, and say so
 # make aot           train and decode step compiled for TPU and GPU without either (installs into .venv-aot)
 # make smollm2       the same main job on SmolLM2-135M-Instruct (about half an hour on 2 cores)
+# make reasoning-gym opt-in: the tests of reasoning-gym's tasks (installs the package, 300 MB)
 # make qwen          opt-in: Qwen2.5-Coder-1.5B's log-probabilities against llama.cpp's (1.1 GB, 14 GB of memory)
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +20,7 @@ LLAMA_CPP := xllamacpp==2026.10.11549
 # The compilers have a venv of their own: where they are installed, every JAX program looks for their devices first.
 AOT := .venv-aot/bin/python
 
-.PHONY: install dev quickstart smollm2 smollm2-weights qwen test test-slow aot check format clean
+.PHONY: install dev quickstart smollm2 smollm2-weights qwen reasoning-gym test test-slow aot check format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -66,6 +67,10 @@ smollm2: install smollm2-weights
 qwen: install $(VENV)/.installed-qwen
 	$(BIN)/python tests/reference/qwen_logprobs.py
 
+reasoning-gym: dev
+	$(BIN)/python -m pip install -q -c constraints/$(PYVER).txt -e '.[reasoning-gym]'
+	$(BIN)/python -m pytest -q -m reasoning_gym
+
 check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -76,7 +81,7 @@ test: check smollm2-weights $(VENV)/.installed-sandbox
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not reference"
 
 test-slow: dev smollm2-weights $(VENV)/.installed-sandbox
-	$(BIN)/python -m pytest -q -m "slow and not aot"
+	$(BIN)/python -m pytest -q -m "slow and not aot and not reasoning_gym"
 
 # libtpu is the one that this JAX asks for. The CUDA wheels go in without what only a GPU needs (cuBLAS and others, 3 GB).
 .venv-aot/.installed: pyproject.toml constraints/$(PYVER).txt

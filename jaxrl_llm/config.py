@@ -379,8 +379,10 @@ class SourceConfig(Section):
         """Fill in the defaults of the kind; keys of other kinds stay null."""
         if not isinstance(tree, Mapping) or tree.get("kind") not in _SOURCE_KEYS:
             return tree
+        own = _SOURCE_KEYS[tree["kind"]]
+        # null stands for the default, except that `train` may be null.
         given = {key: value for key, value in tree.items() if key not in _OWN_KEYS or value is not None}
-        return _SOURCE_KEYS[tree["kind"]] | given
+        return own | given | ({"train": tree["train"]} if "train" in own and "train" in tree else {})
 
     @model_validator(mode="after")
     def _only_own_keys(self):
