@@ -38,9 +38,9 @@ def reasoning_gym(task: str, options: Mapping[str, Any], *, heldout: int, train:
         raise UserError(f"options may not hold {taken[0]!r}: data.seed, heldout and train decide it")
     try:
         package = importlib.import_module("reasoning_gym")
-    except ImportError:
+    except ImportError as error:  # of the package, or of something it needs
         raise UserError(
-            "reasoning-gym is not installed: pip install 'jaxrl_llm[reasoning-gym]' (it needs a C compiler)"
+            f"reasoning-gym cannot be imported ({error}): pip install 'jaxrl_llm[reasoning-gym]' (with a C compiler)"
         ) from None
     wanted = heldout + train
     try:

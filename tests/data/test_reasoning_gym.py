@@ -1,5 +1,6 @@
 """reasoning-gym: with the package (`make reasoning-gym`), and what is said without it."""
 
+import os
 import subprocess
 import sys
 
@@ -45,7 +46,11 @@ def test_allowed_tasks_are_apart_and_the_same_in_every_process():
     )
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     ]
