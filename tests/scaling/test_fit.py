@@ -368,12 +368,13 @@ def test_a_falling_curve_is_refused():
 
 
 def test_seeds_in_one_fit_are_checked_one_by_one():
-    both = {"compute": np.r_[COMPUTE, COMPUTE], "reward": np.r_[noisy(1), noisy(2)]}
+    half = COMPUTE[::2]
+    both = {"compute": np.r_[half, half], "reward": np.r_[noisy(1)[::2], noisy(2)[::2]]}
     with pytest.raises(UserError, match="compute falls from"):
         fit("sigmoid", both)
-    labels = ["one"] * 30 + ["two"] * 30
-    assert fit("sigmoid", both, groups=labels).points == 60
-    both["compute"][41] = both["compute"][40]
+    labels = ["one"] * 15 + ["two"] * 15
+    assert fit("sigmoid", both, groups=labels).points == 30
+    both["compute"][21] = both["compute"][20]
     with pytest.raises(UserError, match="two: compute repeats"):
         fit("sigmoid", both, groups=labels)
 
