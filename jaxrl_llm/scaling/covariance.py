@@ -58,7 +58,8 @@ def _search_covariance(
     passed_on = -inverse @ (J * weights[:, None]).T @ own  # [F, 1]
     # The wrong R0 leaves a misfit behind as well, which the residuals' noise must not be charged with.
     misfit = float(np.sum(weights[:, None] * (own + J @ passed_on) ** 2)) / len(data.zeros)
-    shrink = freedom / (freedom + misfit)
+    # With a parameter on its bound the Jacobian may have overflowed: then nothing is known of the misfit.
+    shrink = freedom / (freedom + misfit) if np.isfinite(misfit) else 1.0
     noise, matrix = noise * np.sqrt(shrink), matrix * shrink
     variance = noise**2 / len(data.zeros)
     cross = variance * passed_on

@@ -118,3 +118,10 @@ def test_figure_without_a_fit_shows_the_points():
     assert sum(len(line.get_xdata()) for line in axes.lines) == 2
     with pytest.raises(ValueError, match="without points"):
         forecast_figure(forecast([], resamples=20))
+
+
+def test_what_a_forecast_describes_is_json_whatever_the_curve():
+    """A rise that is over before the first point puts B and C_mid on their bounds, where the Jacobian overflows."""
+    curve = Curve(np.array([0, 4, 7, 11, 12, 13, 16.0]), np.array([0.087, 0.426, 0.397, 0.202, 0.938, 0.095, 0.005]))
+    described = forecast_curve(curve, axis="flops", resamples=20, seed=0).describe()
+    assert json.loads(json.dumps(described, allow_nan=False))["full"]["noise"] > 0.1
