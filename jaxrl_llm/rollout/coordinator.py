@@ -360,6 +360,7 @@ class Coordinator:
             raise RuntimeError(f"group {group.group_id} was scored while it was {known.stage}")
         if self._refuse(group):
             del self._groups[group.group_id]
+            self._stock -= 1
             return False
         known.stage, known.scored = "ready", group
         self._finished.append(group.group_id)

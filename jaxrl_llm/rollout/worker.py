@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from jaxrl_llm.rollout.coordinator import Coordinator
+from jaxrl_llm.rollout.coordinator import Coordinator, Event
 from jaxrl_llm.rollout.exchange import Driver, Exchange
 from jaxrl_llm.rollout.statistics import age_by_length
 from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PolicyWeights, PromptTask
@@ -76,6 +76,10 @@ class RolloutWorker:
             return
         weights = PolicyWeights(version, make())
         self.exchange.published(version, lambda: self._board.publish(weights))
+
+    def take_events(self) -> list[Event]:
+        """What has happened to samplers and groups since the last call; a fleet writes it down sooner."""
+        return self.exchange.take_events()
 
     def report(self, groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
         """For the record of a step on `groups`, the last taken: who waited for whom since the last report, how old the

@@ -171,6 +171,8 @@ def _steps(state, parts: Parts, schedule: Schedule, counters: Counters, start: i
             "positions_trained": sum(len(d.prompt_T) + len(d.completion_C) - 1 for d in chosen.documents),
             "sampled": sampled_tokens(groups),
         }
+        for event in parts.worker.take_events():
+            parts.log.event(event.kind, event.words, {"sampler": event.sampler, "group": event.group_id})
         last = version == schedule.steps
         stop = stop_requested()
         evaluate = last or version % schedule.eval_every == 0

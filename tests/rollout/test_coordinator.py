@@ -330,3 +330,11 @@ def test_lag_stays_within_the_bound_over_random_moves(order, k, data):
             coordinator.published(newest)
         elif move > 2:
             coordinator.holds("ab"[move - 3], newest)
+
+
+def test_refused_groups_make_room_for_others_however_many_there_are():
+    coordinator, _ = make("pipeline", 1, max_ready=P, refuse=lambda group: group.group_id < 10)
+    for _ in range(20):
+        for assignment in coordinator.admit(0.0):
+            finish(coordinator, assignment)
+    assert taken(coordinator) == [10, 11]
