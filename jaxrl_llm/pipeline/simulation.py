@@ -211,7 +211,9 @@ class _Trainer:
             if cancel.sampler in hosts:
                 hosts[cancel.sampler].cancel(cancel)
         for assignment in assignments:
-            hosts[assignment.sampler].assign(assignment)
+            # One to a past life is lost: that this life is over is heard later.
+            if assignment.sampler in hosts:
+                hosts[assignment.sampler].assign(assignment)
         due = self.coordinator.next_event(now)
         if due is not None and (self._alarm is None or now + due < self._alarm or self._alarm <= now):
             self._alarm = now + due

@@ -19,6 +19,7 @@ from jaxrl_llm.types import UserError
 
 WORK = "/work"  # the only writable folder inside, empty at the start
 NOBODY = 65534
+_SETPRIV, _PRLIMIT = "/usr/bin/setpriv", "/usr/bin/prlimit"
 
 # What programs need of the system, if it is there: never /etc as a whole, /home, /root, /var, /run or /sys.
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
@@ -45,8 +46,21 @@ class Jail:
         """The argument vector that runs `program` (an absolute path inside and its arguments)."""
         mounts = [argument for path in _SYSTEM for argument in ("--ro-bind-try", path, path)]
         environment = [argument for name, value in _ENVIRONMENT.items() for argument in ("--setenv", name, value)]
+        # Not by subprocess's own user=: that would fork this process, which may be far too large to be copied, where
+        # otherwise it is only borrowed for the moment until the new program starts (vfork).
+        as_user = (
+            [] if self.user is None else [_SETPRIV, f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
+        )
         return [
-            *(self.bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
+            *(
+                *as_user,
+                self.bwrap,
+                "--unshare-all",
+                "--unshare-user",
+                "--disable-userns",
+                "--die-with-parent",
+                "--new-session",
+            ),
             *("--clearenv", *environment, "--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)),
             *("--hostname", "sandbox", *mounts, "--proc", "/proc", "--dev", "/dev"),
             *("--size", str(limits.disk_bytes), "--tmpfs", WORK, "--remount-ro", "/", "--remount-ro", "/dev"),
@@ -67,7 +81,7 @@ def _limited(limits: Limits) -> list[str]:
         "memlock": 0,
         "msgqueue": 0,
     }
-    return ["/usr/bin/prlimit", *(f"--{name}={most}" for name, most in kept.items()), "--"]
+    return [_PRLIMIT, *(f"--{name}={most}" for name, most in kept.items()), "--"]
 
 
 @cache
@@ -80,6 +94,7 @@ def find_jail() -> Jail:
         raise UserError(
             "code rewards need bubblewrap, and no bwrap is on the PATH: install it (Debian: apt-get install bubblewrap)"
         )
-    if not Path("/usr/bin/prlimit").exists():
-        raise UserError("code rewards need /usr/bin/prlimit (Debian: apt-get install util-linux)")
+    for tool in (_SETPRIV, _PRLIMIT):
+        if not Path(tool).exists():
+            raise UserError(f"code rewards need {tool} (Debian: apt-get install util-linux)")
     return Jail(bwrap, filter_program(), NOBODY if os.geteuid() == 0 else None)

@@ -1,5 +1,6 @@
 """Many programs at once: each in a jail of its own that stands ready before the program is known."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Sequence
@@ -52,8 +53,9 @@ class SandboxPool:
 
     def _work(self) -> None:
         while True:
-            with Cell(self._jail, START, self._limits) as waiting:
-                taken = self._jobs.get()
+            waiting = self._open()
+            taken = self._jobs.get()
+            try:
                 if taken is None:
                     return
                 job, future = taken
@@ -61,12 +63,21 @@ class SandboxPool:
                     future.set_result(self._run(waiting, job))
                 except BaseException as error:
                     future.set_exception(error)
+            finally:
+                if waiting is not None:
+                    waiting.close()
 
-    def _run(self, waiting: Cell, job: bytes) -> Outcome:
+    def _open(self) -> Cell | None:
+        """A jail that stands ready; None if just now there is no room for one."""
         try:
-            return waiting.run(job)
+            return Cell(self._jail, START, self._limits)
         except JailError:
-            # The one that waited may have been hit by whatever emptied the machine of processes or memory.
-            waiting.close()
-            with Cell(self._jail, START, self._limits) as another:
-                return another.run(job)
+            return None
+
+    def _run(self, waiting: Cell | None, job: bytes) -> Outcome:
+        # A jail that did not open may have been hit by whatever emptied the machine of processes or memory.
+        with contextlib.suppress(JailError):
+            if waiting is not None:
+                return waiting.run(job)
+        with Cell(self._jail, START, self._limits) as another:
+            return another.run(job)

@@ -29,6 +29,8 @@ class Cell:
 
     The first byte that it writes must be READY: whatever goes wrong before is the jail's fault, not the program's. Must
     be used and closed by the thread that made it: bubblewrap dies with the thread that started it.
+
+    Raises JailError if no process can be started.
     """
 
     def __init__(self, jail: Jail, program: Sequence[str], limits: Limits):
@@ -44,12 +46,11 @@ class Cell:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(seccomp,),
-                user=jail.user,
-                group=jail.user,
-                extra_groups=[] if jail.user is not None else None,
                 cwd="/",
                 env={},
             )
+        except OSError as error:
+            raise JailError(f"no jail could be started: {error}") from None
         finally:
             os.close(seccomp)
 

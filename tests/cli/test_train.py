@@ -61,7 +61,7 @@ def test_train_writes_everything_and_the_books_balance(tiny, jaxrl, records):
     assert list((run / "events").iterdir())
     assert json.loads((run / "environment.json").read_text())["attention"] == "xla (auto on cpu)"
     steps, evaluations = records(run, "metrics"), records(run, "eval")
-    assert [event["kind"] for event in records(run, "events")] == ["joined"]
+    assert [event["event"] for event in records(run, "events")] == ["joined"]
     assert [r["step"] for r in steps] == list(range(1, 9))
     assert [r["step"] for r in evaluations] == [0, 2, 4, 6, 8]
     for record in steps:

@@ -3,10 +3,13 @@ import json
 import pytest
 
 from jaxrl_llm.sandbox import examiner as module
+from jaxrl_llm.sandbox import run as run_module
 from jaxrl_llm.sandbox.examiner import Examiner, check_tests
 from jaxrl_llm.sandbox.jail import Jail
-from jaxrl_llm.sandbox.languages import LANGUAGES, Language
+from jaxrl_llm.sandbox.languages import LANGUAGES, Language, job
 from jaxrl_llm.sandbox.limits import Limits
+from jaxrl_llm.sandbox.pool import SandboxPool
+from jaxrl_llm.sandbox.run import JailError
 from jaxrl_llm.types import UserError
 
 TESTS = json.dumps({"entry_point": "f", "check": "assert f(2) == 4"})
@@ -62,3 +65,23 @@ def test_tests_are_checked_before_a_run(monkeypatch):
     monkeypatch.setitem(LANGUAGES, "c", Language("main.c", compile=("/usr/bin/no-such-compiler",)))
     with pytest.raises(UserError, match="programs in c need /usr/bin/no-such-compiler, which this machine"):
         check_tests(json.dumps({"language": "c", "cases": [{"input": "", "output": ""}]}))
+
+
+def test_no_room_for_a_process_fails_a_verdict_and_stops_nothing(monkeypatch, jail):
+    """A machine that is out of memory for a moment, which no thread of the pool must die of."""
+    started = run_module.subprocess.Popen
+    refusals = [None] * 4
+
+    def sometimes(*args, **kwargs):
+        if refusals:
+            refusals.pop()
+            raise OSError(12, "Cannot allocate memory")
+        return started(*args, **kwargs)
+
+    monkeypatch.setattr(run_module.subprocess, "Popen", sometimes)
+    with SandboxPool(jail, Limits(wall_s=20.0), workers=1) as pool:
+        with pytest.raises(JailError, match="Cannot allocate memory"):
+            pool.submit(job(LANGUAGES["python"], "print(1)")).result(timeout=60)
+        with pytest.raises(JailError, match="Cannot allocate memory"):
+            pool.submit(job(LANGUAGES["python"], "print(2)")).result(timeout=60)
+        assert pool.submit(job(LANGUAGES["python"], "print(3)")).result(timeout=60).stdout == b"3\n"
