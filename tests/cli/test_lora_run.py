@@ -25,7 +25,7 @@ CLOCKS = ("_s", "device_seconds", "tokens_per_s", "prompts_issued", "prompts_in_
 
 
 def timeless(records):
-    return [{k: v for k, v in record.items() if not k.endswith(CLOCKS)} for record in records]
+    return [{k: v for k, v in record.items() if not k.endswith((*CLOCKS, "samplers", "sampler_idle"))} for record in records]
 
 
 def same(one, two):
