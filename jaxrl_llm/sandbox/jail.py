@@ -1,4 +1,4 @@
-"""The jail: bubblewrap with nothing inside but read-only system files, a small writable /work, and no way out.
+"""The jail: bubblewrap with nothing inside but read-only system files, a small writable /jail, and no way out.
 
 Inside there is no network, no other process, no environment, no file of the user's; system calls are filtered
 (syscalls.py), and limits that the kernel keeps per process are set before the program starts (limits.py). What the
@@ -17,7 +17,7 @@ from jaxrl_llm.sandbox.limits import Limits
 from jaxrl_llm.sandbox.syscalls import filter_program
 from jaxrl_llm.types import UserError
 
-WORK = "/work"  # the only writable folder inside, empty at the start
+WORK = "/jail"  # the only writable folder inside, empty at the start
 NOBODY = 65534
 _SETPRIV, _PRLIMIT = "/usr/bin/setpriv", "/usr/bin/prlimit"
 

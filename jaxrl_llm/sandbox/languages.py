@@ -65,9 +65,9 @@ class Language:
 LANGUAGES: Mapping[str, Language] = {
     "python": Language("main.py"),
     "cpp": Language(
-        "main.cpp", compile=("/usr/bin/g++", "-std=c++17", "-O2", "-o", "main", "main.cpp"), run=("/work/main",)
+        "main.cpp", compile=("/usr/bin/g++", "-std=c++17", "-O2", "-o", "main", "main.cpp"), run=("./main",)
     ),
-    "c": Language("main.c", compile=("/usr/bin/gcc", "-O2", "-o", "main", "main.c", "-lm"), run=("/work/main",)),
+    "c": Language("main.c", compile=("/usr/bin/gcc", "-O2", "-o", "main", "main.c", "-lm"), run=("./main",)),
     "bash": Language("main.sh", run=("/usr/bin/bash", "main.sh")),
 }
 

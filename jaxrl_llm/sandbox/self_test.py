@@ -68,7 +68,7 @@ import ctypes, errno
 c = ctypes.CDLL(None, use_errno=True)
 assert c.ptrace(0, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM
 assert c.unshare(0x10000000) == -1 and ctypes.get_errno() == errno.EPERM
-assert c.mount(b"none", b"/work", b"tmpfs", 0, None) == -1 and ctypes.get_errno() == errno.EPERM
+assert c.mount(b"none", b"/jail", b"tmpfs", 0, None) == -1 and ctypes.get_errno() == errno.EPERM
 """,
     "starting more processes than allowed": """
 import os, time
