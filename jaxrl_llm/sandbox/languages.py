@@ -47,7 +47,7 @@ START = (INTERPRETER, "-I", "-c", _START)
 @dataclass(frozen=True)
 class Language:
     """`main` is the source file's name in the working folder; `compile` and `run` are argument vectors there, their
-    first an absolute path. An empty `run` means Python in the process that waits already."""
+    first a path. An empty `run` means Python in the process that waits already."""
 
     main: str
     compile: tuple[str, ...] = ()
