@@ -27,6 +27,7 @@ from jaxrl_llm.worlds.dialling import Credentials, host_and_port, own_address, o
 from jaxrl_llm.worlds.discovery import addresses
 from jaxrl_llm.worlds.distribution import Distribution
 from jaxrl_llm.worlds.link import Link, LinkOptions, Trainer
+from jaxrl_llm.worlds.own_loop import run_own_loop
 from jaxrl_llm.worlds.servicers import WeightsServicer
 from jaxrl_llm.worlds.shelf import Shelf
 
@@ -138,18 +139,9 @@ class Fleet:
     # The event loop's thread.
 
     def _own(self) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._serve())
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
+            run_own_loop(self._loop, self._serve, self._started)
         finally:
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.close()
 
     async def _serve(self) -> None:

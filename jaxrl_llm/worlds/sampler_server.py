@@ -13,6 +13,7 @@ from jaxrl_llm.sampler.serving.grpc_server import start_server
 from jaxrl_llm.weights.transfer import Lender
 from jaxrl_llm.worlds.agreement import Facts
 from jaxrl_llm.worlds.dialling import Credentials
+from jaxrl_llm.worlds.own_loop import run_own_loop
 from jaxrl_llm.worlds.registration import stay_registered
 from jaxrl_llm.worlds.sampler_world import SamplerWorld
 from jaxrl_llm.worlds.servicers import WeightsServicer, WorldSamplerServicer, WorldServicer
@@ -98,17 +99,7 @@ class SamplerServer:
         return self._world.failure
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._serve())
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
-        finally:
-            for task in (tasks := asyncio.all_tasks(self._loop)):
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        run_own_loop(self._loop, self._serve, self._started)
 
     async def _serve(self) -> None:
         world = self._world
