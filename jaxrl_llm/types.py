@@ -182,6 +182,18 @@ class EpisodeGroup:
     episodes: tuple[Episode, ...]
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How far a token of a packed row can look at most: `own` places of its own document, itself included, and `shared`
+    places of a prompt that documents share, which stands before the first of them with nothing foreign between.
+
+    A prompt that is shared may be longer than `own`.
+    """
+
+    own: int
+    shared: int = 0
+
+
 @flax.struct.dataclass
 class TrainBatch:
     """Packed rows of one optimizer step, split into microbatches: every array is [M, B, T].

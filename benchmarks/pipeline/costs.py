@@ -70,8 +70,8 @@ class Sampling:
         ]
 
 
-def measure(setup: Setup, params: Params | None, *, repeats: int = 10) -> tuple[Costs, dict[str, float]]:
-    """The costs, and the slowdowns of which `overlap` is the mean. `params` are a policy's weights (None: random)."""
+def measure(setup: Setup, params: Params | None, *, repeats: int = 10) -> Costs:
+    """The costs. `params` are a policy's weights (None: random)."""
     config = setup.config
     algorithm = rl_algorithm(setup)
     optimizer = make_optimizer(config.optimizer, total_steps=config.train.steps)
@@ -136,7 +136,7 @@ def measure(setup: Setup, params: Params | None, *, repeats: int = 10) -> tuple[
 
     unfiltered = select(groups, bind_selection(config))
     task, completions = groups[0].task, [e.completion for e in groups[0].episodes]
-    costs = Costs(
+    return Costs(
         train_token_chip_s=token_s * chips,
         train_step_s=max(0.0, whole_s - token_s * sizes[0]),
         host_s=seconds(lambda: select(groups[:prompts], bind_selection(config)), repeats),
@@ -145,13 +145,13 @@ def measure(setup: Setup, params: Params | None, *, repeats: int = 10) -> tuple[
         prefill_s=max(0.0, wall - busy) / (repeats * prompts),
         score_s=seconds(lambda: setup.environment.episodes(task, completions), repeats),
         push_s=seconds(lambda: jax.block_until_ready(setup.engine.load_params(state.params)), repeats),
-        overlap=max(1.0, (slow_train + slow_sample) / 2),
+        overlap_train=max(1.0, slow_train),
+        overlap_sample=max(1.0, slow_sample),
         sampler_chips=setup.engine.mesh.size,
         prompt_tokens=float(np.mean([len(group.task.tokens_T) for group in groups])),
         trained_share=len(unfiltered.trained) / len(groups),
         lengths=tuple(float(n) for n in lengths),
     )
-    return costs, {"train": slow_train, "sample": slow_sample}
 
 
 def main() -> None:
@@ -162,7 +162,7 @@ def main() -> None:
     options = parser.parse_args()
     config = load(options.config, options.overrides)
     configure_jax(config.device)
-    costs, _ = measure(assemble(config), None)
+    costs = measure(assemble(config), None)
     options.out.write_text(json.dumps(dataclasses.asdict(costs), indent=1) + "\n")
     shown = {name: value for name, value in dataclasses.asdict(costs).items() if name != "lengths"}
     print(json.dumps(shown | {"mean_length": sum(costs.lengths) / len(costs.lengths)}, indent=1))

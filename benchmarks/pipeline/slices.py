@@ -33,7 +33,7 @@ def main() -> None:
     drawn = np.random.default_rng(0).lognormal(np.log(options.median), options.sigma, 512)
     lengths = tuple(float(n) for n in np.clip(drawn, 16, options.longest).round())
     measured = read_costs(options.costs)
-    costs = dataclasses.replace(measured, lengths=lengths, overlap=1.0)
+    costs = dataclasses.replace(measured, lengths=lengths, overlap_train=1.0, overlap_sample=1.0)
     plan = Plan(
         RULES[-1], prompts_per_step=48, group_size=16, slots=options.slots, decode_steps=16, order=options.order
     )

@@ -52,7 +52,7 @@ def measured(
     step = make_train_step(
         model,
         optimizer,
-        Algorithm(bind("cispo", ratio_cap=5.0)),
+        Algorithm(bind("cispo", ratio_cap=5.0), token_level=True),
         mesh=mesh,
         temperature=1.0,
         head_chunk=head_chunk,

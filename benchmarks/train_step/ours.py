@@ -22,6 +22,7 @@ from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.state import state_from_params
 from jaxrl_llm.train.step import make_train_step
+from jaxrl_llm.types import Reach
 
 
 def documents(work: Work, vocab: int) -> list[Document]:
@@ -38,8 +39,8 @@ def documents(work: Work, vocab: int) -> list[Document]:
 
 
 def products_seconds(model: ModelConfig, tokens: int, trained: int, repeats: int) -> float:
-    """Forward and backward matrix products of one step, and nothing else: two more of each size going backward; the
-    head's twice forward (its logits are worked out again) on the trained tokens."""
+    """Forward and backward matrix products of one step, and nothing else: two more of each size going backward, the
+    head's on the trained tokens alone. Attention's own products are left out."""
     D, F, C = model.d_model, model.d_ff, model.head_dim
     sizes = [(D, model.heads * C), (D, 2 * model.kv_heads * C), (model.heads * C, D), (D, F), (D, F), (F, D)]
     rng = np.random.default_rng(0)
@@ -55,7 +56,7 @@ def products_seconds(model: ModelConfig, tokens: int, trained: int, repeats: int
         total = jnp.float32(0)
         for x, w, y in layer:
             total += three(x, w, y)
-        return total, three(*head) + jnp.sum((2 * head[0]) @ head[1])
+        return total, three(*head)
 
     layer = [(drawn(tokens, m), drawn(m, n), drawn(tokens, n)) for m, n in sizes]
     nothing = [(drawn(1, m), drawn(m, n), drawn(1, n)) for m, n in sizes]
@@ -70,7 +71,7 @@ def products_seconds(model: ModelConfig, tokens: int, trained: int, repeats: int
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--share-prompts", action="store_true")
-    parser.add_argument("--head-chunk", type=int, default=512)
+    parser.add_argument("--head-chunk", type=int, default=256)
     parser.add_argument("--unroll", type=int, default=1)
     parser.add_argument("--microbatch-rows", type=int, help="all rows by default")
     options = parser.parse_args()
@@ -79,19 +80,23 @@ def main() -> None:
     length = work.prompt_len - 1 + (work.group if options.share_prompts else 1) * work.new
     rows = work.prompts if options.share_prompts else work.sequences
     per_microbatch = options.microbatch_rows or rows
-    shape = RowShape(-(-rows // per_microbatch), per_microbatch, length, share_prompts=options.share_prompts)
+    share = options.share_prompts
+    reach = Reach(work.new, work.prompt_len - 1) if share else Reach(work.prompt_len + work.new - 1)
+    shape = RowShape(-(-rows // per_microbatch), per_microbatch, length, share_prompts=share, reach=reach)
     batch = pack(documents(work, model.vocab_size), shape)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     optimizer = make_optimizer(OptimizerConfig(lr=1e-6, warmup_steps=0, weight_decay=0.0), total_steps=10**6)
     step = make_train_step(
         model,
         optimizer,
-        Algorithm(bind("cispo", ratio_cap=5.0)),
+        Algorithm(bind("cispo", ratio_cap=5.0), token_level=True),
         mesh=mesh,
         temperature=1.0,
         head_chunk=options.head_chunk,
         remat="none",
         unroll=options.unroll,
+        share_prompts=share,
+        reach=reach,
     )
     state = state_from_params(model, optimizer, mesh=mesh, params=random_params(model))
     step = step.compiled(state, batch)

@@ -54,6 +54,8 @@ def bind_algorithm(config: RunConfig, *, num_segments: int) -> Algorithm:
         weight=bind_corrections(algorithm.importance) if algorithm.importance else None,
         metrics=bind_metrics(algorithm.objective, anchor=algorithm.anchor, **algorithm.constants),
         num_segments=num_segments,
+        token_level=OBJECTIVES[algorithm.objective].ratio != "sequence"
+        and all(CORRECTIONS[name].level == "token" for name in algorithm.importance),
         updates=algorithm.updates_per_batch,
         reads_old=in_reward or (algorithm.updates_per_batch > 1 and _reads_old(algorithm)),
         penalty=Penalty(KL_ESTIMATORS[kl.estimator], kl.coefficient, in_reward) if kl.place != "none" else None,

@@ -34,6 +34,7 @@ def compile_for(config: RunConfig, topology: str) -> Iterator[aot.Program]:
         setup.config.optimizer,
         algorithm,
         total_steps=config.train.steps,
+        reach=shape.reach,
         ema=config.train.ema,
         reference=abstract_reference(setup),
         base=abstract_base(setup),

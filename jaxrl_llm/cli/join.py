@@ -38,7 +38,7 @@ from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.train.spikes import spike_rule
 from jaxrl_llm.train.state import TrainState, abstract_state
 from jaxrl_llm.train.step import TrainStep, make_score, make_train_step
-from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, Sampling, ThinkingBudget
+from jaxrl_llm.types import EpisodeGroup, Params, PolicyWeights, Reach, Sampling, ThinkingBudget
 from jaxrl_llm.weights import WeightBoard
 from jaxrl_llm.worlds.fleet import Fleet
 
@@ -50,10 +50,10 @@ _SAMPLES_KEPT = 4
 
 def packed_shape(config: RunConfig, documents: int, updates: int = 1) -> RowShape:
     """Rows that always hold `documents` prompts with their completions in each update."""
-    longest = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens - 1
     return row_shape(
         documents=documents,
-        longest=longest,
+        prompt=config.rollout.max_prompt_tokens,
+        completion=config.rollout.max_new_tokens,
         length=config.train.row_length,
         rows=config.train.microbatch_rows,
         updates=updates,
@@ -67,6 +67,7 @@ def make_step(
     algorithm: Algorithm,
     *,
     total_steps: int,
+    reach: Reach | None,
     ema: float | None = None,
     reference: Params | None = None,
     base: Params | None = None,
@@ -85,6 +86,7 @@ def make_step(
         remat=config.train.remat,
         unroll=config.train.unroll_layers,
         share_prompts=config.train.share_prompts,
+        reach=reach,
         gradient_dtype=config.train.gradient_dtype,
         spikes=spike_rule(rates.skip_norm_factor),
         ema=ema,
@@ -117,7 +119,8 @@ def build_train_step(
     base: Params | None = None,
 ) -> TrainStep:
     """The train step of this run, compiled for batches of `shape`."""
-    step, state = make_step(setup, rates, algorithm, total_steps=total_steps, ema=ema, reference=reference, base=base)
+    how: dict[str, Any] = {"ema": ema, "reference": reference, "base": base}
+    step, state = make_step(setup, rates, algorithm, total_steps=total_steps, reach=shape.reach, **how)
     return step.compiled(state, pack([], shape))
 
 

@@ -51,7 +51,7 @@ def warm_up(
     if not steps:
         return state.params
     draw, shape = supervised_examples(setup), packed_shape(config, config.sft.examples_per_step)
-    likelihood = Algorithm(bind("reinforce"))
+    likelihood = Algorithm(bind("reinforce"), token_level=True)
     step_function = build_train_step(setup, rates, likelihood, total_steps=steps, shape=shape, base=base)
     setup.world.gather(
         "compiling", ""

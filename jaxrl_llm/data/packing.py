@@ -26,24 +26,24 @@ def shared_fit(
 ) -> list[tuple[int, int, int]]:
     """(row, offset of its own tokens, offset of its prefix) of each document; -1 for a document whose prefix is empty.
 
-    Documents of equal `prefixes` in one row share one copy of it, `shared` tokens before all of their `own`. A document
-    goes into the first row with its prefix and room for the rest, else into the first with room for both. A row that
-    refuses a document is as full as one of `first_fit`'s, so that rows needed keep the bound of `rows_needed`.
+    Neighbours of equal `prefixes` in one row share one copy of it, `shared` tokens before all of their `own`: a family,
+    with nothing else between. A document joins the first row that ends with its family and has room for the rest, else
+    it goes into the first with room for both. A row that refuses a document is as full as one of `first_fit`'s, so that
+    rows needed keep the bound of `rows_needed`.
     """
     free = np.full(len(own), row_length)
-    standing: dict[Hashable, dict[int, int]] = {}  # prefix -> row -> offset
+    last: list[tuple[Hashable, int]] = [(None, -1)] * len(own)  # of each row: the family it ends with, its offset
     places = []
     for prefix, before, length in zip(prefixes, shared, own, strict=True):
         if not 0 < before + length <= row_length:
             raise ValueError(f"a document of {before + length} tokens does not fit a row of {row_length}")
-        rows = standing.setdefault(prefix, {})
-        row = next((row for row in rows if free[row] >= length), None)
+        family = (row for row, (its, at) in enumerate(last) if at >= 0 and its == prefix and free[row] >= length)
+        row = next(family, None)
         if row is None:
             row = int(np.argmax(free >= before + length))
-            if before:
-                rows[row] = row_length - int(free[row])
-                free[row] -= before
-        places.append((row, row_length - int(free[row]), rows.get(row, -1)))
+            last[row] = (prefix, row_length - int(free[row]) if before else -1)
+            free[row] -= before
+        places.append((row, row_length - int(free[row]), last[row][1]))
         free[row] -= length
     return places
 

@@ -69,27 +69,35 @@ def document_mask(
     Comes from segment ids, never from token ids: a sampled pad id is a token like any other.
     """
     T = segment_ids_BT.shape[1]
-    same = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
-    if prefix_ids_BT is not None:
-        prefix_BT1 = prefix_ids_BT[:, :, None]
-        same |= (prefix_BT1 == segment_ids_BT[:, None, :]) & (prefix_BT1 != 0)
-    causal = jnp.tril(jnp.ones((T, T), bool))[None]
-    return same & causal & (segment_ids_BT != 0)[:, :, None]
+    return same_document(segment_ids_BT, segment_ids_BT, prefix_ids_BT) & jnp.tril(jnp.ones((T, T), bool))[None]
+
+
+def same_document(
+    query_segments: Int[Array, "*b t"],
+    key_segments: Int[Array, "*b u"],
+    query_prefixes: Int[Array, "*b t"] | None = None,
+) -> Bool[Array, "*b t u"]:
+    """`document_mask` without causality, for queries and keys from different places of a row."""
+    same = query_segments[..., :, None] == key_segments[..., None, :]
+    if query_prefixes is not None:
+        prefixes = query_prefixes[..., :, None]
+        same |= (prefixes == key_segments[..., None, :]) & (prefixes != 0)
+    return same & (query_segments != 0)[..., None]
 
 
 def in_window(
-    query_positions_BT: Int[Array, "B T"], key_positions_BU: Int[Array, "#B U"], window: int
-) -> Bool[Array, "B T U"]:
+    query_positions: Int[Array, "*b t"], key_positions: Int[Array, "*#b u"], window: int
+) -> Bool[Array, "*b t u"]:
     """Keys at most `window` - 1 positions before the query: local attention (arXiv:2004.05150), without causality.
 
     Positions are those inside a document, so that a packed row gives what each of its documents gives alone.
     """
-    return query_positions_BT[:, :, None] - key_positions_BU[:, None, :] < window
+    return query_positions[..., :, None] - key_positions[..., None, :] < window
 
 
 def in_chunk(
-    query_positions_BT: Int[Array, "B T"], key_positions_BU: Int[Array, "#B U"], chunk: int
-) -> Bool[Array, "B T U"]:
+    query_positions: Int[Array, "*b t"], key_positions: Int[Array, "*#b u"], chunk: int
+) -> Bool[Array, "*b t u"]:
     """Keys of the query's own chunk of `chunk` positions, counted from the document's first token (Llama 4), without
     causality."""
-    return query_positions_BT[:, :, None] // chunk == key_positions_BU[:, None, :] // chunk
+    return query_positions[..., :, None] // chunk == key_positions[..., None, :] // chunk

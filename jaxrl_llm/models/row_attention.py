@@ -19,10 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.config import ModelConfig
-from jaxrl_llm.models.attention import attend, document_mask, in_chunk, in_window
+from jaxrl_llm.models.attention import attend, document_mask, in_chunk, in_window, same_document
+from jaxrl_llm.models.near_attention import attend_near, block_mask, families, pays
 from jaxrl_llm.models.shared_splash import attend_twice
 from jaxrl_llm.sharding import RULES, parts, spec
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import Reach, UserError
 
 Implementation = Literal["xla", "cudnn", "splash"]
 
@@ -35,13 +36,15 @@ _CUDNN_LENGTH = 2  # cuDNN's backward pass with a mask wants even lengths
 class RowAttention:
     """Which implementation runs, and the mesh whose shards it runs on (None: one device); `reason` says who chose.
 
-    `interpret` runs Splash without a TPU, for tests.
+    `reach` is a promise about the rows: XLA's products then leave out what no document of theirs can see. `interpret`
+    runs Splash without a TPU, for tests.
     """
 
     implementation: Implementation = "xla"
     mesh: Mesh | None = None
     reason: str = ""
     interpret: bool = False
+    reach: Reach | None = None
 
 
 XLA = RowAttention()
@@ -69,10 +72,12 @@ Attend = Callable[[Array, Array, Array, Any], Array]
 On a mesh that splits tokens over `context`, all four hold pieces of rows, [P t ...] as `sharding.pieces` makes them."""
 
 
-def choose_attention(model: ModelConfig, mesh: Mesh, *, share_prompts: bool = False) -> RowAttention:
+def choose_attention(
+    model: ModelConfig, mesh: Mesh, *, share_prompts: bool = False, reach: Reach | None = None
+) -> RowAttention:
     """What `model.attention` means on the devices of `mesh`; auto takes their platform's kernel where that can run.
 
-    `share_prompts` says that rows may come with `prefix_ids`.
+    `share_prompts` says that rows may come with `prefix_ids`, `reach` how far their documents reach at most.
 
     Raises UserError, before anything is compiled, if the implementation asked for cannot work there.
     """
@@ -80,13 +85,14 @@ def choose_attention(model: ModelConfig, mesh: Mesh, *, share_prompts: bool = Fa
     if model.attention != "auto":
         if cannot := _refusal(model.attention, model, device, share_prompts):
             raise UserError(f"model.attention = {model.attention}: {cannot}; or set model.attention=auto")
-        return RowAttention(model.attention, mesh, "model.attention names it")
+        return RowAttention(model.attention, mesh, "model.attention names it", reach=reach)
     kernels: dict[str, Implementation] = {"tpu": "splash", "gpu": "cudnn"}
     kernel = kernels.get(device.platform)
     if kernel is None:
-        return RowAttention("xla", mesh, f"auto on {device.platform}")
+        return RowAttention("xla", mesh, f"auto on {device.platform}", reach=reach)
     if cannot := _refusal(kernel, model, device, share_prompts):
-        return RowAttention("xla", mesh, f"auto on {device.platform}, where {kernel} cannot run: {cannot}")
+        reason = f"auto on {device.platform}, where {kernel} cannot run: {cannot}"
+        return RowAttention("xla", mesh, reason, reach=reach)
     return RowAttention(kernel, mesh, f"auto on {device.platform}")
 
 
@@ -127,6 +133,8 @@ def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, s
     Raises UserError where Splash is to split rows that are no whole blocks.
     """
     if how.implementation == "xla":
+        if parts(how.mesh, "time") == 1 and pays(how.reach, sights[0].segment_ids_BT.shape[1]):
+            return _near(how, sights, scale, softcap)
         masks = [_mask(sight) for sight in sights]
         run = functools.partial(attend, scale=scale, softcap=softcap)
         if how.mesh is not None and parts(how.mesh, "time") > 1:
@@ -145,12 +153,39 @@ def row_attention(how: RowAttention, sights: Sequence[Sight], *, scale: float, s
 
 
 def _mask(sight: Sight) -> Bool[Array, "B T T"]:
-    mask = document_mask(sight.segment_ids_BT, sight.prefix_ids_BT)
+    positions = sight.positions_BT
+    return document_mask(sight.segment_ids_BT, sight.prefix_ids_BT) & _narrower(sight, positions, positions)
+
+
+def _narrower(sight: Sight, query_positions: Array, key_positions: Array) -> Bool[Array, "*b t u"] | bool:
+    """What the sight's window and chunk allow."""
+    mask = True
     if sight.window is not None:
-        mask &= in_window(sight.positions_BT, sight.positions_BT, sight.window)
+        mask &= in_window(query_positions, key_positions, sight.window)
     if sight.chunk is not None:
-        mask &= in_chunk(sight.positions_BT, sight.positions_BT, sight.chunk)
+        mask &= in_chunk(query_positions, key_positions, sight.chunk)
     return mask
+
+
+def _near(how: RowAttention, sights: Sequence[Sight], scale: float, softcap: float | None) -> Attend:
+    """XLA's products over the keys that `how.reach` leaves; shard by shard, so that no block looks for another's."""
+    reach = how.reach
+    assert reach is not None
+    families_BT = families(sights[0].segment_ids_BT, sights[0].prefix_ids_BT)
+
+    def mask_of(sight: Sight) -> Array:
+        def allowed(queries: Sequence[Array], keys: Sequence[Array]) -> Array:
+            seen = same_document(queries[0], keys[0], *queries[2:])
+            return seen & _narrower(sight, queries[1], keys[1])
+
+        fields = sight.segment_ids_BT, sight.positions_BT
+        fields += (sight.prefix_ids_BT,) if sight.prefix_ids_BT is not None else ()
+        return block_mask(allowed, fields, families_BT, reach)
+
+    masks = [mask_of(sight) for sight in sights]
+    run = functools.partial(attend_near, reach=reach, scale=scale, softcap=softcap)
+    run = _on_shards(how.mesh, run, (spec(("batch", None)), spec(("batch", None, None, None))))
+    return lambda q, k, v, which: run(q, k, v, families_BT, _select(which, masks))
 
 
 def _select(which: Any, masks: list[Array]) -> Array:

@@ -74,9 +74,8 @@ class Decoder:
         self._poke()
 
     def look(self) -> None:
-        """Have `boundary` called at the end of the dispatch under way, if there is one."""
-        if self._dispatches:
-            self._poke()
+        """Have `boundary` called at the end of the dispatch under way; at once if there is none."""
+        self._poke()
 
     def hold(self, seconds: float) -> None:
         """Do nothing for so long (SIGSTOP): the dispatch under way ends that much later."""

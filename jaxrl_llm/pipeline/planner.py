@@ -34,9 +34,10 @@ class Costs:
     A training step takes `train_step_s` + `train_token_chip_s` x tokens / chips, the tokens being those trained and
     their prompts (`prompt_tokens` each); `host_s` is what the trainer does between two steps. A decode step of n
     sequences on `sampler_chips` chips takes `decode_step_s` + `decode_sequence_s` x n, a prompt `prefill_s`; the
-    rewards of a group take `score_s`, and a version is with a sampler `push_s` after it was made. `overlap` is how
-    much slower trainer and sampler are while both work, because they share a processor (1: they do not). The share
-    `trained_share` of groups is trained (the others' rewards are equal).
+    rewards of a group take `score_s`, and a version is with a sampler `push_s` after it was made.
+    `overlap_train` and `overlap_sample` are how much slower the trainer (its host's part too) and the sampler are while
+    both work, because they share a processor (1: they do not). The share `trained_share` of groups is trained (the
+    others' rewards are equal).
     """
 
     train_token_chip_s: float
@@ -48,7 +49,8 @@ class Costs:
     prefill_s: float = 0.0
     score_s: float = 0.0
     push_s: float = 0.0
-    overlap: float = 1.0
+    overlap_train: float = 1.0
+    overlap_sample: float = 1.0
     sampler_chips: int = 1
     prompt_tokens: float = 0.0
     trained_share: float = 1.0
@@ -72,7 +74,7 @@ def read_costs(path: Path) -> Costs:
     if not (isinstance(lengths, list) and lengths and all(_number(n) and n >= 1 for n in lengths)):
         raise UserError(f"costs file {path}: lengths is no list of token counts, each at least 1")
     for name, value in found.items():
-        least = {"overlap": 1, "sampler_chips": 1}.get(name, 0)
+        least = {"overlap_train": 1, "overlap_sample": 1, "sampler_chips": 1}.get(name, 0)
         if not (_number(value) and value >= least):
             raise UserError(f"costs file {path}: {name} = {value!r} is no number of at least {least}")
     if found["decode_step_s"] + found.get("decode_sequence_s", 0) <= 0:
@@ -116,18 +118,17 @@ def predict(
             drawn[stream, sibling] = rng.choice(costs.lengths)
         return drawn[stream, sibling]
 
-    def together(other_works: bool) -> float:
-        return costs.overlap if other_works else 1.0
-
     def decode_s(running: int) -> float:
         each = costs.decode_step_s + costs.decode_sequence_s * running
-        return block * each * together(simulation is not None and simulation.trainer.busy)
+        shared = simulation is not None and simulation.trainer.busy
+        return block * each * (costs.overlap_sample if shared else 1.0)
 
     def train_s(units: int, documents: int) -> float:
         assert simulation is not None
         positions = units * block + costs.prompt_tokens * documents
         device_s = costs.train_step_s + costs.train_token_chip_s * positions / trainer_chips
-        return costs.host_s + device_s * together(any(host.busy for host in simulation.hosts))
+        shared = any(host.busy for host in simulation.hosts)
+        return (costs.host_s + device_s) * (costs.overlap_train if shared else 1.0)
 
     def coordinator(issuer: GroupIssuer, step: int) -> Coordinator:
         return Coordinator(

@@ -197,7 +197,10 @@ class _Trainer:
         """A message has arrived."""
         if self.alive:
             say(self.coordinator, self._clock.now)
-            if not self._spec.local:  # there, a sampler asks between two dispatches
+            if self._spec.local:  # a sampler asks between two dispatches, and where it has nothing to do
+                for host in self._sim.hosts:
+                    host.look()
+            else:
                 self.distribute()
             self.go_on()
 

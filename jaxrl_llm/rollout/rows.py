@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.data.packing import first_fit, rows_needed, shared_fit
-from jaxrl_llm.types import TrainBatch
+from jaxrl_llm.types import Reach, TrainBatch
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,33 @@ class Document:
 
 @dataclass(frozen=True)
 class RowShape:
-    """The fixed shape of a packed batch: [microbatches, rows, length], how many updates have one each, and whether
-    completions of one prompt in one row share it."""
+    """The fixed shape of a packed batch: [microbatches, rows, length], how many updates have one each, whether
+    completions of one prompt in one row share it, and how far its documents may reach (None: as far as a row)."""
 
     microbatches: int
     rows: int
     length: int
     updates: int = 1
     share_prompts: bool = False
+    reach: Reach | None = None
 
 
 def row_shape(
-    *, documents: int, longest: int, length: int, rows: int, updates: int = 1, share_prompts: bool = False
+    *,
+    documents: int,
+    prompt: int,
+    completion: int,
+    length: int,
+    rows: int,
+    updates: int = 1,
+    share_prompts: bool = False,
 ) -> RowShape:
-    """The smallest shape that always holds `documents` documents of at most `longest` tokens in every update."""
-    return RowShape(-(-rows_needed(documents, longest, length) // rows), rows, length, updates, share_prompts)
+    """The smallest shape that always holds `documents` documents of at most `prompt` + `completion` tokens in every
+    update."""
+    longest = prompt + completion - 1
+    reach = Reach(own=completion, shared=prompt - 1) if share_prompts else Reach(own=longest)
+    microbatches = -(-rows_needed(documents, longest, length) // rows)
+    return RowShape(microbatches, rows, length, updates, share_prompts, reach)
 
 
 def pack(documents: Sequence[Document], shape: RowShape) -> TrainBatch:
@@ -53,6 +65,8 @@ def pack(documents: Sequence[Document], shape: RowShape) -> TrainBatch:
     Where prompts are shared, a prompt of P tokens puts its first P - 1 into a row once, as a segment without targets;
     each of its completions there starts with its own copy of the last prompt token, whose target is its first token.
     `prefix_ids` tells a completion's tokens the prompt's segment, which they attend to beside their own.
+
+    Raises ValueError for a document that reaches further than the shape says, or fits no row.
     """
     if shape.updates == 1:
         return _pack_one(documents, shape)
@@ -75,11 +89,20 @@ class _Place:
 def _places(documents: Sequence[Document], shape: RowShape) -> list[_Place]:
     if not shape.share_prompts:
         lengths = [len(d.prompt_T) + len(d.completion_C) - 1 for d in documents]
+        _check_reach(shape.reach, lengths, [])
         return [_Place(row, start) for row, start in first_fit(lengths, shape.length)]
     prompts = [d.prompt_T.tobytes() for d in documents]
     shared = [len(d.prompt_T) - 1 for d in documents]
     own = [len(d.completion_C) for d in documents]
+    _check_reach(shape.reach, own, shared)
     return [_Place(*place) for place in shared_fit(prompts, shared, own, shape.length)]
+
+
+def _check_reach(reach: Reach | None, own: list[int], shared: list[int]) -> None:
+    # Attention leaves out what lies further: it would be wrong and nobody would see it.
+    if reach is not None and (max(own, default=0) > reach.own or max(shared, default=0) > reach.shared):
+        most = f"{max(own)} tokens of its own and {max(shared, default=0)} shared"
+        raise ValueError(f"a document has up to {most}; rows were made for {reach}")
 
 
 def _pack_one(documents: Sequence[Document], shape: RowShape) -> TrainBatch:

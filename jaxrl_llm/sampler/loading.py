@@ -15,6 +15,8 @@ from jaxrl_llm.models.quantised import Int8Weight, input_axes, is_matrix, quanti
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.types import Params, UserError
 
+_TOGETHER = 4  # layers, at most, that one program cuts out of the stack
+
 
 class WeightLoader:
     """Copies weights of `model` to `mesh` in `dtype`.
@@ -38,7 +40,8 @@ class WeightLoader:
         self._top_jits = {name: jax.jit(self._cast, out_shardings=s) for name, s in self._top_shardings.items()}
         self._placed_layers, self._stacked = one if unstack else stacked, stacked
         self._stack_jit = jax.jit(jax.vmap(self._layer), out_shardings=stacked)
-        self._layer_jit = jax.jit(self._one_layer, out_shardings=one)
+        self._together = max(n for n in range(1, _TOGETHER + 1) if self._layers % n == 0)
+        self._layers_jit = jax.jit(self._some_layers, out_shardings=(one,) * self._together)
 
     def load(self, params: Params) -> Params:
         """The copy; it never shares a buffer with `params`, which may live anywhere in this process and be donated as
@@ -55,8 +58,10 @@ class WeightLoader:
         placed = jax.device_put(params, places)
         copied = {name: copy(placed[name]) for name, copy in self._top_jits.items()}
         if self._unstack:
-            # One small program, dispatched per layer: a single one of so many outputs takes seconds to compile.
-            layers = tuple(self._layer_jit(placed["layers"], np.int32(i)) for i in range(self._layers))
+            # A few layers per program: a single one of so many outputs takes seconds to compile, and one for each
+            # layer, all waiting for the same copy, took half as long again.
+            starts = range(0, self._layers, self._together)
+            layers = sum((self._layers_jit(placed["layers"], np.int32(start)) for start in starts), ())
         else:
             layers = self._stack_jit(placed["layers"])
         return {**copied, "layers": layers}
@@ -113,8 +118,11 @@ class WeightLoader:
 
         return {name: one(name, x) for name, x in layer.items()}
 
-    def _one_layer(self, stacked: Params, index: Array) -> Params:
-        return self._layer(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), stacked))
+    def _some_layers(self, stacked: Params, start: Array) -> tuple[Params, ...]:
+        def one(index: Array) -> Params:
+            return self._layer(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), stacked))
+
+        return tuple(one(start + place) for place in range(self._together))
 
 
 def _leaves(tree: Params) -> dict[str, Any]:

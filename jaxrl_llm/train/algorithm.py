@@ -60,13 +60,16 @@ class Algorithm:
     `objective`, `weight` and `metrics` share the calling convention of losses/algorithms.py. `num_segments` bounds the
     segment ids of a row, padding's included, for what sums over sequences. With `reads_old` the log-probabilities at
     the weights that began the step are computed before its first update; without, old is the present policy without
-    gradient. `credit` replaces the batch's advantages by ones that need these, a reference or a critic.
+    gradient. `credit` replaces the batch's advantages by ones that need these, a reference or a critic. With
+    `token_level` what a token adds to objective * weight - kl + entropy depends on its own numbers alone: the head's
+    gradient is then worked out with its log-probabilities (losses/token_loss.py).
     """
 
     objective: BoundObjective
     weight: BoundObjective | None = None
     metrics: Callable[..., dict] | None = None
     num_segments: int | None = None
+    token_level: bool = False
     updates: int = 1
     reads_old: bool = False
     penalty: Penalty | None = None

@@ -3,6 +3,7 @@
 Arrays are [B T]; `micro` maps the names of TrainBatch's row fields, and what was worked out from them, to arrays.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from jaxrl_llm.losses.credit import Given
 from jaxrl_llm.losses.entropy import entropy_bonus
 from jaxrl_llm.losses.logprobs import token_logprobs
 from jaxrl_llm.losses.metrics import Maximum, Metric, kl_metrics, masked_mean, ratio_metrics
+from jaxrl_llm.losses.token_loss import LossOf, token_loss
 from jaxrl_llm.losses.value import critic_values, value_loss
 from jaxrl_llm.models.remat import Remat
 from jaxrl_llm.models.row_attention import XLA, RowAttention
@@ -84,15 +86,44 @@ class Scorer:
             hidden_PTD.reshape(-1, self.model.d_model),
             head_weight(self._gathered(params)),
             targets_PT.reshape(-1),
-            temperature=self.temperature,
-            chunk=self.head_chunk,
-            shards=parts(self.mesh, "pieces"),
             wanted_N=None if wanted_BT is None else pieces(self.mesh, wanted_BT).reshape(-1),
-            dtype=self.model.head_dtype,
-            softcap=self.model.final_softcap,
+            **self._head,
         )
         logprobs_BT, entropy_BT = (joined(self.mesh, x_N.reshape(targets_PT.shape)) for x_N in outputs)
         return logprobs_BT, entropy_BT
+
+    def loss(
+        self,
+        params: Params,
+        hidden_BTD: Float[Array, "B T D"],
+        targets_BT: Int[Array, "B T"],
+        fields: Mapping[str, Array],
+        loss_of: LossOf,
+    ) -> tuple[Float[Array, ""], Float[Array, "B T"], Float[Array, "B T"]]:
+        """The sum of `loss_of` over the tokens of the mask in `fields` ([B T], by name), then what `logprobs` gives."""
+        hidden_PTD, targets_PT = pieces(self.mesh, hidden_BTD), pieces(self.mesh, targets_BT)
+        flat = {name: pieces(self.mesh, x_BT).reshape(-1) for name, x_BT in fields.items()}
+        loss, *outputs = token_loss(
+            hidden_PTD.reshape(-1, self.model.d_model),
+            head_weight(self._gathered(params)),
+            targets_PT.reshape(-1),
+            flat,
+            loss_of,
+            wanted_N=flat["mask"],
+            **self._head,
+        )
+        logprobs_BT, entropy_BT = (joined(self.mesh, x_N.reshape(targets_PT.shape)) for x_N in outputs)
+        return loss, logprobs_BT, entropy_BT
+
+    @property
+    def _head(self) -> dict[str, Any]:
+        return {
+            "temperature": self.temperature,
+            "chunk": self.head_chunk,
+            "shards": parts(self.mesh, "pieces"),
+            "dtype": self.model.head_dtype,
+            "softcap": self.model.final_softcap,
+        }
 
     def _gathered(self, params: Params) -> Params:
         # The tables come together over fsdp, as FSDP means it; a lookup in a table of split width makes the partitioner
@@ -181,29 +212,27 @@ def microbatch_loss(
         hidden_BTD = _hidden(scorer, params, micro)
     else:
         hidden_BTD, terms = scorer.hidden_and_router(params, *_rows(micro))
-    weights_BT = micro["token_weights"]
-    mask_BT = weights_BT != 0
-    logprobs_BT, entropy_BT = scorer.logprobs(params, hidden_BTD, micro["targets"], mask_BT)
-    old_BT, reference_BT = micro.get("old_logprobs"), micro.get("reference_logprobs")
-    segments = (micro["segment_ids"], algorithm.num_segments) if algorithm.num_segments else (None, None)
-    arrays = (logprobs_BT, micro["behavior_logprobs"], old_BT, micro["advantages"], mask_BT, *segments)
-
+    mask_BT = micro["token_weights"] != 0
+    fields = {name: micro[name] for name in _LOSS_FIELDS if name in micro} | {"mask": mask_BT}
+    if alpha is not None:
+        fields["entropy_coefficient"] = jnp.full(mask_BT.shape, alpha, jnp.float32)
+    segments = {"segment_ids": micro["segment_ids"]}
+    if algorithm.token_level:
+        costs = functools.partial(_costs, algorithm)
+        loss, logprobs_BT, entropy_BT = scorer.loss(params, hidden_BTD, micro["targets"], fields, costs)
+    else:
+        logprobs_BT, entropy_BT = scorer.logprobs(params, hidden_BTD, micro["targets"], mask_BT)
+        loss = jnp.sum(_costs(algorithm, logprobs_BT, entropy_BT, fields | segments))
+    arrays = _arrays(algorithm, logprobs_BT, fields | segments)
     found = dict(algorithm.metrics(*arrays)) if algorithm.metrics is not None else {}
-    j_BT = algorithm.objective(*arrays)
     if algorithm.weight is not None:
         importance_BT = algorithm.weight(*arrays)
-        j_BT *= importance_BT
         found["importance_mean"] = masked_mean(importance_BT, mask_BT)
         found["importance_zero"] = masked_mean(importance_BT == 0, mask_BT)
-    if reference_BT is not None:
-        penalty = algorithm.penalty
-        if penalty is not None and not penalty.in_reward:
-            j_BT -= penalty.coefficient * penalty.estimator(logprobs_BT, reference_BT, mask_BT)
-        found |= kl_metrics(logprobs_BT, reference_BT, mask_BT, "kl_reference")
+    if "reference_logprobs" in fields:
+        found |= kl_metrics(logprobs_BT, fields["reference_logprobs"], mask_BT, "kl_reference")
     if alpha is not None:
-        j_BT += entropy_bonus(entropy_BT, mask_BT, alpha)
-        found["entropy_coefficient"] = masked_mean(jnp.full(mask_BT.shape, alpha), mask_BT)
-    loss = -_weighted(weights_BT, j_BT)
+        found["entropy_coefficient"] = masked_mean(fields["entropy_coefficient"], mask_BT)
     if router is not None and terms is not None:
         loss += jnp.sum(micro["router_weights"] * (router.balance * terms.balance + router.z * terms.z))
         real_BT = micro["segment_ids"] != 0
@@ -211,19 +240,46 @@ def microbatch_loss(
     if algorithm.critic is not None:
         values_BT = _values(value_head, hidden_BTD)
         error_BT = value_loss(values_BT, micro["old_values"], micro["returns"], mask_BT, clip=algorithm.critic.clip)
-        loss += algorithm.critic.coefficient * _weighted(weights_BT, error_BT)
+        loss += algorithm.critic.coefficient * jnp.sum(_weighted(micro["token_weights"], error_BT))
         found["value_loss"] = masked_mean(error_BT, mask_BT)
         found["value_mean"] = masked_mean(values_BT, mask_BT)
         found["return_mean"] = masked_mean(micro["returns"], mask_BT)
-    if old_BT is not None:
-        found |= ratio_metrics(logprobs_BT, old_BT, mask_BT, "old_ratio")
+    if "old_logprobs" in fields:
+        found |= ratio_metrics(logprobs_BT, fields["old_logprobs"], mask_BT, "old_ratio")
     found |= _towards_sampler(logprobs_BT, micro["behavior_logprobs"], mask_BT)
     found["entropy"] = masked_mean(entropy_BT, mask_BT)
     return loss, lax.stop_gradient(found)
 
 
-def _weighted(weights_BT: Float[Array, "B T"], x_BT: Float[Array, "B T"]) -> Float[Array, ""]:
-    return jnp.sum(jnp.where(weights_BT != 0, weights_BT * x_BT, 0.0))
+def _weighted(weights: Float[Array, "*s"], x: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    return jnp.where(weights != 0, weights * x, 0.0)
+
+
+_LOSS_FIELDS = ("token_weights", "behavior_logprobs", "advantages", "old_logprobs", "reference_logprobs")
+
+
+def _arrays(algorithm: Algorithm, logprobs: Float[Array, "*s"], fields: Mapping[str, Array]) -> tuple[Any, ...]:
+    """The arguments of the objective and of what is called like it; see losses/algorithms.py."""
+    structured = algorithm.num_segments is not None and "segment_ids" in fields
+    segments = (fields["segment_ids"], algorithm.num_segments) if structured else (None, None)
+    others = (fields["behavior_logprobs"], fields.get("old_logprobs"), fields["advantages"], fields["mask"])
+    return (logprobs, *others, *segments)
+
+
+def _costs(
+    algorithm: Algorithm, logprobs: Float[Array, "*s"], entropy: Float[Array, "*s"], fields: Mapping[str, Array]
+) -> Float[Array, "*s"]:
+    """What each token adds to the loss, the router's and the critic's parts left out."""
+    arrays, mask = _arrays(algorithm, logprobs, fields), fields["mask"]
+    j = algorithm.objective(*arrays)
+    if algorithm.weight is not None:
+        j *= algorithm.weight(*arrays)
+    penalty = algorithm.penalty
+    if penalty is not None and not penalty.in_reward and "reference_logprobs" in fields:
+        j -= penalty.coefficient * penalty.estimator(logprobs, fields["reference_logprobs"], mask)
+    if "entropy_coefficient" in fields:
+        j += entropy_bonus(entropy, mask, fields["entropy_coefficient"])
+    return -_weighted(fields["token_weights"], j)
 
 
 def _towards_sampler(

@@ -28,7 +28,7 @@ from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_l
 from jaxrl_llm.train.norms import part_norms
 from jaxrl_llm.train.spikes import SpikeRule, judge
 from jaxrl_llm.train.state import CriticState, EntropyControl, TrainState, abstract_state, as_float32, shardings_of
-from jaxrl_llm.types import Params, TrainBatch, WeightedSum
+from jaxrl_llm.types import Params, Reach, TrainBatch, WeightedSum
 
 Metrics = dict[str, Float[Array, ""] | WeightedSum]
 
@@ -101,6 +101,7 @@ def make_train_step(
     remat: Remat,
     unroll: int = 1,
     share_prompts: bool = False,
+    reach: Reach | None = None,
     gradient_dtype: Any = jnp.float32,
     spikes: SpikeRule | None = None,
     ema: float | None = None,
@@ -116,7 +117,8 @@ def make_train_step(
     gradient is taken as it is). Rows split over the mesh axes data, fsdp and expert, tokens over context. Of several
     updates each has its part of the batch (axis K) and goes
     on from the weights that the one before left; old log-probabilities and values are those of the weights that began
-    the step. `share_prompts` says that batches may have `prefix_ids`, which not every attention takes. `reference` is a
+    the step. `share_prompts` says that batches may have `prefix_ids`, which not every attention takes; `reach` is how
+    far their documents reach at most (RowShape.reach), which nothing here checks. `reference` is a
     frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With `lora` the adapters are
     trained, on `base`, the policy's frozen weights: read, never written or donated. With `ema` the state keeps an
     average of what is trained, ema * average + (1 - ema) * params after every update.
@@ -156,7 +158,7 @@ def make_train_step(
     names = _ROW_FIELDS + (_CREDIT_FIELDS if algorithm.credit is not None else ())
     placed = dict.fromkeys((*_ROW_FIELDS, *_CREDIT_FIELDS, "prefix_ids"), rows)
     batch_shardings = TrainBatch(**placed, microbatches=whole)
-    attention = choose_attention(model, mesh, share_prompts=share_prompts)
+    attention = choose_attention(model, mesh, share_prompts=share_prompts, reach=reach)
     scorer = Scorer(model, mesh, temperature, head_chunk, remat, unroll, attention)
     unsaved = replace(scorer, remat="none")  # what is never differentiated saves no activations anyway
     optimizer = optax.with_extra_args_support(optimizer)

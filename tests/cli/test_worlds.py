@@ -1,10 +1,12 @@
 """A trainer and samplers as real processes on the loopback, and what may happen to them."""
 
 import json
+import random
 import signal
 from collections import Counter
 
 import pytest
+from bad_network import Relay, free_port
 from tiny_run import TINY
 from world_processes import Processes, check_books, go_on, stop, where
 
@@ -152,3 +154,27 @@ def test_the_quickstart_reaches_its_target_whatever_happens_to_its_samplers(tmp_
         assert last["value"] > 0.8
         check_books(processes.metrics(), max_lag=8)
         assert processes.kinds() - Counter(retried=10**6) == Counter(joined=4, left=2)
+
+
+@pytest.mark.slow
+def test_the_quickstart_reaches_its_target_over_a_network_that_cuts_pushes_and_delays_answers(tmp_path):
+    """Weights are cut off every few versions, halfway through; what the other sampler says comes up to 50 ms late."""
+    lengths, port, late_port = random.Random(0), free_port(), free_port()
+    with (
+        Processes(tmp_path, "configs/quickstart.yaml") as processes,
+        Relay(port, cut_after=lambda: lengths.randrange(10**6, 8 * 10**6)) as cutting,
+        Relay(late_port, delay_s=0.05) as late,
+    ):
+        trainer = processes.train(
+            *(f"sampler.remote.listen=127.0.0.1:{port}", f"sampler.remote.advertise={cutting.address}"), *ALWAYS
+        )
+        first = processes.sampler()
+        second = processes.sampler("--listen", f"127.0.0.1:{late_port}", "--advertise", late.address)
+        assert processes.ended(trainer, seconds=1800) == 0, trainer.said()
+        assert processes.ended(first) == processes.ended(second) == 0
+        last = [json.loads(line) for line in (processes.run / "eval.jsonl").read_text().splitlines()][-1]
+        assert last["value"] > 0.8
+        check_books(processes.metrics(), max_lag=8)
+        assert cutting.cuts > 20
+        # Every version was digested where it arrived: what came in pieces was never sampled with.
+        assert "digest" not in "".join(processes.messages("left"))

@@ -233,4 +233,4 @@ def test_sharded_equals_unsharded(cpu_devices, shape, head_spec):
         # The head's gradient is added up across devices once, after the loop over chunks.
         inside, outside = program.as_text().split("\nENTRY")
         assert "all-reduce(" not in inside
-        assert re.search(r"f32\[40,8\]\S* all-reduce\(", outside)
+        assert re.search(r"f32\[8,40\]\S* all-reduce\(", outside)

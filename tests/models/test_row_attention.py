@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.models.near_attention import pays
 from jaxrl_llm.models.row_attention import XLA, RowAttention, Sight, choose_attention, row_attention
 from jaxrl_llm.models.transformer import forward, init_params
 from jaxrl_llm.sharding import joined, make_mesh, pieces
-from jaxrl_llm.types import UserError
+from jaxrl_llm.types import Reach, UserError
 
 SCALE = 0.3
 
@@ -104,6 +105,57 @@ def test_rows_in_pieces_give_what_whole_rows_give(axes, seen, shared):
     wanted, wanted_gradients = values_and_gradients(XLA, sight, 2.0, q, k, v, cotangent)
     how = RowAttention("xla", make_mesh(axes, jax.devices()))
     got, gradients = values_and_gradients(how, sight, 2.0, q, k, v, cotangent)
+    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    for one, other in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert min(float(jnp.abs(g).max()) for g in wanted_gradients) > 0.1
+
+
+def families_of(made, row_length):
+    """Segment, positions and prefix ids of rows of families: (tokens of the shared prompt, those of each document)."""
+    segments, positions, prefixes = np.zeros((3, len(made), row_length), np.int32)
+    for row, its in enumerate(made):
+        at = segment = 0
+        for prompt, documents in its:
+            first = segment + 1 if prompt else 0
+            for length, before, prefix in [(prompt, 0, 0)] * bool(prompt) + [(d, prompt, first) for d in documents]:
+                segment, place = segment + 1, slice(at, at + length)
+                segments[row, place], prefixes[row, place] = segment, prefix
+                positions[row, place] = before + np.arange(length)
+                at += length
+    return segments, positions, prefixes
+
+
+@pytest.mark.parametrize(
+    ("axes", "seen", "softcap", "length"),
+    [
+        ({}, {}, 2.0, 640),
+        ({"fsdp": 2, "tensor": 2}, {"window": 40}, None, 600),
+        ({"data": 2}, {"chunk": 50}, None, 620),
+    ],
+    ids=["soft cap", "window on a mesh", "chunks, prompts cut off"],
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_blocks_that_look_no_further_than_documents_reach_give_what_whole_rows_give(
+    axes, seen, softcap, length, shared
+):
+    # Documents begin and end anywhere in blocks of 64: prompts longer than the completions, of one token and none,
+    # families inside one block, a prompt across a border, and one that stands at the end of its row.
+    made = [
+        [(100, [70, 64, 1, 70]), (1, [3, 2]), (0, [5]), (30, [70, 11]), (99, [1])],
+        [(0, [1, 70]), (100, [70] * 3), (2, [9]), (77, [60, 70])],
+    ]
+    segments, positions, prefixes = families_of(made, length)
+    sight = Sight(segments, positions, **seen, prefix_ids_BT=prefixes if shared else None)
+    rng = np.random.default_rng(0)
+    q, cotangent = rng.normal(size=(2, 2, length, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, length, 2, 8)).astype(np.float32)
+    cotangent *= (segments > 0)[..., None, None]
+    wanted, wanted_gradients = values_and_gradients(XLA, sight, softcap, q, k, v, cotangent)
+    mesh = make_mesh(axes, jax.devices()[: np.prod(list(axes.values()))]) if axes else None
+    reach = Reach(70, 100) if shared else Reach(100)
+    assert pays(reach, length)
+    got, gradients = values_and_gradients(RowAttention("xla", mesh, reach=reach), sight, softcap, q, k, v, cotangent)
     np.testing.assert_allclose(got, wanted, atol=2e-6)
     for one, other in zip(gradients, wanted_gradients, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)

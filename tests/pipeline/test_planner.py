@@ -48,8 +48,18 @@ def test_rewards_prefill_and_a_shared_processor_cost_what_they_cost():
     prefilled = predict(PLAN, replace(COSTS, prefill_s=0.03), trainer_chips=2, samplers=1)["step_s"]
     assert prefilled == pytest.approx(base + 4 * 0.03)
     here = replace(PLAN, rule=PIPELINE, local=True)
-    shared = predict(here, replace(COSTS, overlap=2.0), trainer_chips=2, samplers=1)
+    shared = predict(here, replace(COSTS, overlap_train=2.0, overlap_sample=2.0), trainer_chips=2, samplers=1)
     assert shared["step_s"] == pytest.approx(0.48 + 0.192, rel=0.05)  # as if one after the other
+
+
+@pytest.mark.parametrize("rule", [SYNC, OFF_POLICY, PIPELINE], ids=lambda rule: rule.mode)
+def test_a_sampler_in_the_trainers_process_keeps_the_time_of_one_that_is_told_at_once(rule):
+    # No message takes time here, and nothing is shared: where the sampler lives makes no difference but for the stock.
+    apart, here = (
+        predict(replace(PLAN, rule=rule, local=local), COSTS, trainer_chips=2, samplers=1)["step_s"]
+        for local in (False, True)
+    )
+    assert here == pytest.approx(apart, rel=0.05)
 
 
 def test_long_completions_hold_sync_up_more_than_a_pipeline():
@@ -85,7 +95,7 @@ def test_the_recommended_split_is_the_fastest_and_balances_both():
         ({"lengths": []}, "lengths is no list of token counts"),
         ({"lengths": [0]}, "lengths is no list of token counts"),
         ({"push_s": -1}, "push_s = -1 is no number of at least 0"),
-        ({"overlap": 0.5}, "overlap = 0.5 is no number of at least 1"),
+        ({"overlap_train": 0.5}, "overlap_train = 0.5 is no number of at least 1"),
         ({"decode_step_s": 0}, "a decode step takes no time"),
         ({"sampler_chips": "2"}, "sampler_chips = '2' is no number"),
     ],

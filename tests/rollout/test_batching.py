@@ -13,7 +13,7 @@ from jaxrl_llm.losses.aggregate import completion_weights
 from jaxrl_llm.rollout.batching import Selection, select, supervised
 from jaxrl_llm.rollout.rows import RowShape, pack, row_shape
 from jaxrl_llm.rollout.statistics import describe_groups
-from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PromptTask, Reward
+from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PromptTask, Reach, Reward
 
 
 def group(group_id, rewards, lengths, *, failed=(), truncated=()):
@@ -199,7 +199,8 @@ def test_first_fit_overlaps_nothing_and_keeps_its_bound(lengths, row_length):
 
 
 def test_row_shape_rounds_up_to_whole_microbatches():
-    assert row_shape(documents=512, longest=10, length=64, rows=16) == RowShape(6, 16, 64)  # 86 rows -> 6 x 16
+    shape = row_shape(documents=512, prompt=7, completion=4, length=64, rows=16)
+    assert shape == RowShape(6, 16, 64, reach=Reach(10))  # 86 rows -> 6 x 16
 
 
 def test_a_document_that_fits_no_row_is_refused():

@@ -2,12 +2,14 @@
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.data.packing import rows_needed, shared_fit
 from jaxrl_llm.models.attention import document_mask
 from jaxrl_llm.rollout.rows import Document, RowShape, pack
+from jaxrl_llm.types import Reach
 
 
 def document(prompt, completion):
@@ -49,7 +51,7 @@ def test_shared_fit_overlaps_nothing_and_keeps_the_bound_of_first_fit(made, row_
     shared = [prompt - 1 for prompt, completions in made for _ in completions]
     own = [length for _, completions in made for length in completions]
     taken = np.zeros((len(own), row_length), int)
-    standing = set()
+    standing, end = set(), {}
     for prefix, before, length, (row, start, at) in zip(
         prefixes, shared, own, shared_fit(prefixes, shared, own, row_length), strict=True
     ):
@@ -59,9 +61,20 @@ def test_shared_fit_overlaps_nothing_and_keeps_the_bound_of_first_fit(made, row_
         if before and (row, prefix) not in standing:
             standing.add((row, prefix))
             taken[row, at : at + before] += 1
-            assert at + before <= start
+            assert at + before == start  # a family lies in one piece: nothing between prompt and completions
+        elif before:
+            assert end[row] == (prefix, start)
+        end[row] = prefix, start + length
     assert taken.max() == 1
     assert taken.any(axis=1).sum() <= rows_needed(len(own), 10, row_length)
+
+
+@pytest.mark.parametrize(("share", "own", "shared"), [(False, 7, 0), (True, 3, 4), (True, 2, 5)])
+def test_a_document_that_reaches_further_than_its_rows_were_made_for_is_refused(share, own, shared):
+    documents = [document(range(6), range(3))]
+    assert pack(documents, RowShape(1, 1, 16, share_prompts=share, reach=Reach(own + 1, shared + 1)))
+    with pytest.raises(ValueError, match=r"rows were made for Reach\(own="):
+        pack(documents, RowShape(1, 1, 16, share_prompts=share, reach=Reach(own, shared)))
 
 
 @given(groups)

@@ -45,7 +45,7 @@ def build_step(host_params, traces):
         step = make_train_step(
             MODEL,
             ADAMW,
-            Algorithm(counted_objective),
+            Algorithm(counted_objective, token_level=True),
             mesh=mesh,
             temperature=TEMPERATURE,
             head_chunk=HEAD_CHUNK,

@@ -49,8 +49,9 @@ def test_rematerialisation_is_in_the_program(build_step, batch):
         step, new_state = build_step(axes, remat)
         return step.jitted.lower(new_state(), batch, None, None).as_text()
 
-    assert "optimization_barrier" in lowered((("data", 1),), "full")
-    assert "optimization_barrier" not in lowered((("data", 1),), "none")
+    barriers = [lowered((("data", 1),), how).count("optimization_barrier") for how in ("none", "full")]
+    assert barriers[0] == 1  # the head's, which keeps a transpose
+    assert barriers[1] > 1
 
 
 def test_layers_unrolled_are_another_program_with_the_same_numbers(build_step, batch):
@@ -288,14 +289,14 @@ def products_of_the_head(axes, host_params, batch, **changes):
         state_from_params(config, ADAMW, mesh=mesh, params=host_params), batch, None, None
     ).as_text()
     dots = [line for line in text.splitlines() if "dot_general" in line]
-    return [line for line in dots if re.search(r"tensor<20x32x\w+>|tensor<\d+x20x\w+>", line)], dots
+    return [line for line in dots if re.search(r"tensor<20x32x\w+>|tensor<(\d+x)+20x\w+>", line)], dots
 
 
 @pytest.mark.parametrize("axes", [{}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
 def test_the_head_is_a_float32_product_at_highest_precision(axes, host_params, batch):
     head, dots = products_of_the_head(axes, host_params, batch)
-    # Forward (the backward pass repeats it), and the gradients of head and hidden state.
-    assert len(head) >= 3
+    # Forward, and the gradients of head and hidden state.
+    assert len(head) == 3
     assert all("precision = [HIGHEST, HIGHEST]" in line and "bf16" not in line for line in head)
     assert any("bf16" in line for line in dots)
 

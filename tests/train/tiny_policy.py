@@ -12,7 +12,7 @@ MODEL = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, head_dim=8, d_ff=
 M, B, T = 8, 8, 16
 TEMPERATURE = 0.7
 HEAD_CHUNK = 64
-CISPO = Algorithm(bind("cispo", ratio_cap=5.0))
+CISPO = Algorithm(bind("cispo", ratio_cap=5.0), token_level=True)
 OPTIMIZER_CONFIG = OptimizerConfig(lr=1e-3, warmup_steps=4, weight_decay=0.1)
 ADAMW = make_optimizer(OPTIMIZER_CONFIG, total_steps=100)
 
