@@ -94,6 +94,4 @@ def test_covers():
         for index, name in enumerate(held):
             low, high = profile(found, name).interval
             held[name] += low <= PLANTED[index] <= high
-    # Of 100 runs at 95 %, one in a thousand such counts is below 88.
     assert all(88 <= count <= 99 for count in held.values()), held
-    assert max(held.values()) <= 490, held
