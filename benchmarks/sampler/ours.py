@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import jax
 import numpy as np
 from policy import model_of, random_params
-from roofline import bytes_per_second, products_seconds
+from roofline import bytes_per_second, chained_seconds, products_seconds
 from workload import arguments, report, timed, work_of
 
 from jaxrl_llm.sampler.engine import PolicyEngine
@@ -76,8 +76,10 @@ def main() -> None:
     mixed_steps = after.slot_steps - before.slot_steps
     loaded = engine.load_params(random_params(model))
     products_s = products_seconds(model, loaded, options.slots)
+    cache = engine.init_decode_state().cache
+    chained_s = chained_seconds(model, loaded, cache, options.slots)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(loaded))
-    held += sum(leaf.nbytes for leaf in jax.tree.leaves(engine.init_decode_state().cache))
+    held += sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     memory_s = held / bytes_per_second()
     report(
         "jaxrl_llm",
@@ -89,7 +91,9 @@ def main() -> None:
         step_ms=1e3 * step_s,
         products_ms=1e3 * products_s,
         memory_ms=1e3 * memory_s,
-        share_of_limit=max(products_s, memory_s) / step_s,
+        chained_ms=1e3 * chained_s,
+        share_of_products=max(products_s, memory_s) / step_s,
+        share_of_limit=max(chained_s, memory_s) / step_s,
         host_share=gap / (gap + busy),
         prefill_tok_s=work.prompts * work.prompt_len / min(prefill_s),
         mixed_tok_s=(mixed_prompts + mixed_made) / mixed_s,

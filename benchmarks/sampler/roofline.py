@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.models.kv_cache import Cache
 from jaxrl_llm.types import Params
 
 
@@ -40,6 +41,26 @@ def products_seconds(model: ModelConfig, loaded: Params, rows: int) -> float:
     ]
     run = jax.jit(products)
     return best_seconds(lambda: run(loaded, *inputs))
+
+
+def chained_seconds(model: ModelConfig, loaded: Params, cache: Cache, rows: int) -> float:
+    """The products of one decode step in the order in which they wait for one another, attention's two over the cache
+    among them: no norms, rotations, softmax, activations, writes or sampling. What joins them are the sums of the
+    residual stream, and of q, k and v, which stand where the attention's query does."""
+    D, H, K, C = model.d_model, model.heads, model.kv_heads, model.head_dim
+
+    def products(params, cache, x_D):
+        for layer, kept in zip(params["layers"], cache, strict=True):
+            q, k, v = (x_D @ layer[name].reshape(D, -1) for name in ("q", "k", "v"))
+            query = q.reshape(rows, K, H // K, C) + (k + v).reshape(rows, K, 1, C)
+            attended = jnp.einsum("bkrn,bknc->bkrc", jnp.einsum("bkrc,bkcn->bkrn", query, kept.k), kept.v)
+            x_D = x_D + attended.reshape(rows, -1) @ layer["o"].reshape(-1, D)
+            x_D = x_D + (x_D @ layer["gate"] + x_D @ layer["up"]) @ layer["down"]
+        return jnp.einsum("nd,vd->nv", x_D, params.get("head", params["embed"]))
+
+    x_D = jnp.asarray(np.random.default_rng(0).normal(size=(rows, D)).astype(np.float32))
+    run = jax.jit(products)
+    return best_seconds(lambda: run(loaded, cache, x_D))
 
 
 def bytes_per_second() -> float:

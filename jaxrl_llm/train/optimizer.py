@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
@@ -12,8 +13,10 @@ from jaxrl_llm.config import OptimizerConfig
 from jaxrl_llm.types import Params
 
 
-def learning_rate(config: OptimizerConfig, step: int | jax.Array, *, total_steps: int) -> jax.Array:
+def learning_rate(config: OptimizerConfig, step: int | jax.Array, *, total_steps: int) -> jax.Array | np.ndarray:
     """The rate (float32 []) of the `step`-th update, counted from 1 as `TrainState.step` reads after it.
+
+    Of an int it is worked out on the host, where a record need not wait for the step that the device is at.
 
     Warm-up over w steps: update n has n/w of `lr`, so the first has lr/w (not 0) and the w-th the whole of it.
     Decay over the last d of `total_steps` mirrors it: the last update has lr/d, one more would have 0; with the shape
@@ -23,15 +26,16 @@ def learning_rate(config: OptimizerConfig, step: int | jax.Array, *, total_steps
     """
     if config.lr_batch is not None:
         raise ValueError(f"lr {config.lr} is meant for {config.lr_batch} completions; scale it with for_batch first")
-    step = jnp.asarray(step, jnp.float32)
-    factor = jnp.float32(1.0)
+    where: Any = np if isinstance(step, int) else jnp
+    at = where.asarray(step, where.float32)
+    factor = where.float32(1.0)
     if config.warmup_steps:
-        factor = jnp.minimum(factor, step / config.warmup_steps)
+        factor = where.minimum(factor, at / config.warmup_steps)
     if config.decay_steps:
-        left = jnp.clip((total_steps + 1 - step) / config.decay_steps, 0.0, 1.0)
+        left = where.clip((total_steps + 1 - at) / config.decay_steps, 0.0, 1.0)
         if config.decay_shape == "cosine":
-            left = (1 + jnp.cos(math.pi * (1 - left))) / 2
-        factor = jnp.minimum(factor, config.lr_floor + (1 - config.lr_floor) * left)
+            left = (1 + where.cos(math.pi * (1 - left))) / 2
+        factor = where.minimum(factor, config.lr_floor + (1 - config.lr_floor) * left)
     return config.lr * factor
 
 

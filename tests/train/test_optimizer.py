@@ -11,7 +11,12 @@ from jaxrl_llm.train.state import abstract_state
 
 
 def rates(config, steps, total_steps):
-    return [float(learning_rate(config, n, total_steps=total_steps)) for n in steps]
+    """As the record has them; those of the step on the device are the same."""
+    on_host = [learning_rate(config, n, total_steps=total_steps) for n in steps]
+    assert not any(isinstance(rate, jax.Array) for rate in on_host)  # which would wait for the device
+    on_device = [learning_rate(config, jnp.int32(n), total_steps=total_steps) for n in steps]
+    np.testing.assert_allclose(on_host, on_device, rtol=1e-6, atol=1e-9)
+    return [float(rate) for rate in on_host]
 
 
 def test_warm_up_reaches_the_rate_at_its_last_step():
