@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 from tiny_algorithm import Tiny, configured, groups, host, number, weights
 
+from jaxrl_llm.cli.join import packed_shape
+from jaxrl_llm.types import Reach
+
 PROMPT = 6
 ALGORITHMS = {
     # One product of ratios over a whole completion, which must not reach into a sibling's or the prompt's tokens.
@@ -44,3 +47,11 @@ def test_shared_prompts_change_no_step(name):
     for key, value in results[0][1].items():
         assert results[1][1][key] == pytest.approx(value, rel=2e-5, abs=1e-6), key
     assert tokens[1] < 0.7 * tokens[0]
+
+
+def test_rows_are_told_how_far_their_documents_reach():
+    config = configured(ALGORITHMS["sequence ratios"], max_prompt_tokens=PROMPT)
+    new = config.rollout.max_new_tokens
+    assert packed_shape(config, 8).reach == Reach(PROMPT + new - 1)
+    shared = config.model_copy(update={"train": config.train.model_copy(update={"share_prompts": True})})
+    assert packed_shape(shared, 8).reach == Reach(new, PROMPT - 1)

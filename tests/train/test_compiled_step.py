@@ -10,10 +10,11 @@ import pytest
 from tiny_policy import CISPO, TEMPERATURE, B, M, T
 
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.sharding import make_mesh
 from jaxrl_llm.train.state import abstract_state
 from jaxrl_llm.train.step import make_train_step
-from jaxrl_llm.types import TrainBatch
+from jaxrl_llm.types import Reach, TrainBatch
 
 # A device has 53 or 106 rows of the vocabulary, a prime that no other size shares.
 MODEL = ModelConfig(
@@ -69,3 +70,21 @@ def test_devices_along_context_exchange_keys_and_values_alone(split):
     assert floats == {("all-gather", "4,16,1,4"), ("reduce-scatter", "4,8,1,4")}
     ids = {shape for dtype, shape, _ in moved if dtype == "s32"}
     assert ids == {"4,16"}
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_scores_of_rows_longer_than_their_documents_reach_are_never_worked_out_whole(share):
+    # Rows of 384 tokens, documents of at most 64: blocks of 64 queries see 128 keys, or 64 and the prompt's 32 more.
+    length, reach = 384, Reach(64, 32) if share else Reach(64)
+    optimizer, mesh = optax.sgd(0.1), make_mesh({"data": 1}, jax.devices()[:1])
+
+    def lowered(reach):
+        how = {"mesh": mesh, "temperature": 1.0, "head_chunk": CHUNK, "remat": "none"}
+        step = make_train_step(MODEL, optimizer, CISPO, share_prompts=share, reach=reach, **how)
+        batch = pack([], RowShape(1, 2, length, share_prompts=share, reach=reach))
+        return step.lower(abstract_state(MODEL, optimizer, mesh=mesh), batch).as_text()
+
+    assert re.search(rf"tensor<[\dx]*x{length}x{length}xf32>", lowered(None))
+    near = lowered(reach)
+    assert not re.search(rf"tensor<[\dx]*x{length}x{length}x\w+>", near)
+    assert re.search(rf"tensor<[\dx]*x64x{160 if share else 128}xf32>", near)
