@@ -99,7 +99,8 @@ class PolicyEngine(Engine):
         default on CPU only, where it is faster by more than a third.
 
     Raises UserError if slots or heads do not divide over the mesh or it splits tokens, if `context` exceeds the model's
-    or has no room for the longest prompt and one more token, on buckets that do not end with max_prompt_tokens, or if an id is no token.
+    or has no room for the longest prompt and a token more, on buckets that do not end with max_prompt_tokens, or if an
+    id is no token.
 
     The methods are pure functions of weights and decode state; a decode state that is passed in is donated. Nothing
     here knows requests or queues: that is the scheduler.
