@@ -53,8 +53,8 @@ def make_environment(
     if (needed := config.max_output_tokens + len(before) + len(behind) + 1) >= rollout.max_new_tokens:
         raise UserError(
             f"rollout.tools.max_output_tokens {config.max_output_tokens} + the marks' {len(before) + len(behind)} tokens "
-            f"+ one more = {needed} leave a call no room in rollout.max_new_tokens = {rollout.max_new_tokens}; lower the "
-            "first, or raise the last"
+            f"+ 1 = {needed} leave a call no room in rollout.max_new_tokens = {rollout.max_new_tokens}; lower the first, "
+            "or raise the last"
         )
     tools: dict[str, Tool] = {"calculator": calculate} | ({"python": python} if python is not None else {})
     return ToolUse(
