@@ -144,9 +144,9 @@ class Completion:
     trains on them. `alternatives` and `prompt` are what the request asked for beyond that. The prompt was scored by the
     weights of the first token.
 
-    An episode of several turns is one completion too: tools answered `calls` times in it. Their tokens have the version
-    of the token before them and the log-probability 0, which says nothing. `failed` says why a tool could not be asked:
-    such an episode has no reward.
+    An episode of several turns is one completion too: `turns` says where those after the first begin, each behind what
+    a tool answered. Those tokens have the version of the token before them and the log-probability 0, which says
+    nothing. `failed` says why a tool could not be asked: such an episode has no reward.
     """
 
     tokens_T: np.ndarray
@@ -156,7 +156,7 @@ class Completion:
     finish: FinishReason
     alternatives: Alternatives | None = None
     prompt: PromptScores | None = None
-    calls: int = 0
+    turns: tuple[int, ...] = ()
     failed: str | None = None
 
 

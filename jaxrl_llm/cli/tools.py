@@ -50,11 +50,11 @@ def make_environment(
         for mark in marks:
             _check_mark(tokenizer, mark, f"rollout.tools.{name}")
     before, behind = (_ids(tokenizer, mark, "rollout.tools.output") for mark in config.output)
-    if (needed := config.max_output_tokens + len(before) + len(behind) + 1) >= rollout.max_new_tokens:
+    marked = len(before) + len(behind)
+    if (needed := config.max_output_tokens + marked + 1) >= rollout.max_new_tokens:
         raise UserError(
-            f"rollout.tools.max_output_tokens {config.max_output_tokens} + the marks' {len(before) + len(behind)} tokens "
-            f"+ 1 = {needed} leave a call no room in rollout.max_new_tokens = {rollout.max_new_tokens}; lower the first, "
-            "or raise the last"
+            f"rollout.tools.max_output_tokens {config.max_output_tokens} + the marks' {marked} tokens + 1 = {needed} "
+            f"leave a call no room in rollout.max_new_tokens = {rollout.max_new_tokens}; raise that, or lower the first"
         )
     tools: dict[str, Tool] = {"calculator": calculate} | ({"python": python} if python is not None else {})
     return ToolUse(
@@ -86,14 +86,14 @@ def bound_tools(environment: SingleTurn, rollout: RolloutConfig) -> Tools | None
 
 def _check_mark(tokenizer: Tokenizer, mark: str, key: str) -> None:
     """A mark is looked for in the text of completions, so it must be one that they can hold."""
-    read = tokenizer.decode(_encoded(tokenizer.encode, mark, key))
-    if mark not in read:
-        raise UserError(f"{key}: the tokenizer reads its own ids of the mark {mark!r} as {read!r}; choose another mark")
     if special := next((name for name in tokenizer.special_tokens if name in mark), None):
         raise UserError(
             f"{key}: the mark {mark!r} holds the special token {special}, which is not part of a completion's text; "
             "choose another mark"
         )
+    read = tokenizer.decode(_encoded(tokenizer.encode, mark, key))
+    if mark not in read:
+        raise UserError(f"{key}: the tokenizer reads its own ids of the mark {mark!r} as {read!r}; choose another mark")
 
 
 def _ids(tokenizer: Tokenizer, mark: str, key: str) -> list[int]:

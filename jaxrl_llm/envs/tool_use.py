@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.envs.single_turn import Penalty, SingleTurn
 from jaxrl_llm.envs.tools.protocol import Tool, ToolBrokenError
-from jaxrl_llm.envs.turns import answered, turn_starts
+from jaxrl_llm.envs.turns import answered
 from jaxrl_llm.rewards.protocol import RewardFunction, failed
 from jaxrl_llm.types import Completion, Episode, PromptTask, Turn, UserError
 
@@ -68,7 +68,7 @@ class ToolUse(SingleTurn):
 
     def text(self, completion: Completion) -> str:
         """What is scored: the last turn's text. What a tool says is never the policy's answer."""
-        return self._decoded(completion, turn_starts(completion)[-1])
+        return self._decoded(completion, _last_turn(completion))
 
     def episodes(self, task: PromptTask, completions: Sequence[Completion]) -> list[Episode]:
         """The episodes of one prompt's completions, in their order; one whose tool broke has a failed reward."""
@@ -83,7 +83,7 @@ class ToolUse(SingleTurn):
         """
         limits = self._limits
         cut_off = Turn(replace(completion, finish="length"))
-        if completion.calls >= limits.calls:
+        if len(completion.turns) >= limits.calls:
             return cut_off
         try:
             ids = self._ids(self._answer(completion))
@@ -93,7 +93,7 @@ class ToolUse(SingleTurn):
         return Turn(answered(completion, ids), min(limits.turn_tokens, left)) if left > 0 else cut_off
 
     def _answer(self, completion: Completion) -> str:
-        text = self._decode(completion.tokens_T[turn_starts(completion)[-1] :].tolist())
+        text = self._decode(completion.tokens_T[_last_turn(completion) :].tolist())
         closed = [(at + len(c.closing), at, c) for c in self._callings if (at := text.find(c.closing)) >= 0]
         if not closed:  # cannot be: a closing mark ended the turn
             raise ToolBrokenError(f"no call is in {text[-80:]!r}")
@@ -125,3 +125,7 @@ class ToolUse(SingleTurn):
         except UserError:
             return False
         return True
+
+
+def _last_turn(completion: Completion) -> int:
+    return completion.turns[-1] if completion.turns else 0

@@ -377,9 +377,9 @@ class _Trainer:
         for completion in completions:
             length, turns = (f(stream, _sibling(completion)) for f in (self._spec.length, self._spec.turns))
             wanted = ([False] * length + [True]) * turns
-            if completion.forced_T.tolist() != wanted[:-1] or completion.calls != turns - 1:
+            if completion.forced_T.tolist() != wanted[:-1] or len(completion.turns) != turns - 1:
                 raise BrokenRuleError(
-                    f"a completion of {turns} turns of {length} tokens came with {completion.calls} answers, at "
+                    f"a completion of {turns} turns of {length} tokens came with {len(completion.turns)} answers, at "
                     f"{np.flatnonzero(completion.forced_T).tolist()} of {len(completion.tokens_T)} tokens"
                 )
 
@@ -592,7 +592,7 @@ class _Host:
             else:
                 for sibling in assignment.siblings:
                     key = (assignment.group_id, assignment.attempt, sibling)
-                    had = 0 if assignment.turn is None else assignment.turn.completion.calls
+                    had = 0 if assignment.turn is None else len(assignment.turn.completion.turns)
                     last = had + 1 == self._sim.spec.turns(assignment.stream, sibling)
                     self._finishes[key] = "stop" if last else "stop_string"
                     decoder.submit(key, self._sim.spec.length(assignment.stream, sibling))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.envs.turns import turn_starts
 from jaxrl_llm.types import Completion, EpisodeGroup
 
 _REASONS, _REASON = 8, 160  # how many reasons are told apart in a record, and by how many characters
@@ -68,8 +67,8 @@ def describe_groups(groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
         "pass_rate": pass_rate(groups),
         "completion_tokens_mean": float(np.mean([len(c.tokens_T) for c in completions])),
         "truncation_rate": float(np.mean([c.finish == "length" for c in completions])),
-        "interruption_rate": float(np.mean([not c.calls and bool(c.forced_T.any()) for c in completions])),
-        "tool_calls_mean": float(np.mean([c.calls for c in completions])),
+        "interruption_rate": float(np.mean([not c.turns and bool(c.forced_T.any()) for c in completions])),
+        "tool_calls_mean": float(np.mean([len(c.turns) for c in completions])),
         "reward_failures": float(len(episodes) - len(rewards)),
         "reward_failures_by_reason": dict(reasons.most_common(_REASONS)),
     }
@@ -97,11 +96,11 @@ def sampled_tokens(groups: Sequence[EpisodeGroup]) -> tuple[int, int]:
         prompt = len(group.task.tokens_T)
         prefilled += prompt
         for completion in (episode.completion for episode in group.episodes):
-            prefilled += sum(prompt + start for start in turn_starts(completion)[1:])
+            prefilled += sum(prompt + start for start in completion.turns)
             decoded += _decoded(completion)
     return prefilled, decoded
 
 
 def _decoded(completion: Completion) -> int:
-    answers = int(completion.forced_T.sum()) if completion.calls else 0  # an interruption's phrase is decoded
+    answers = int(completion.forced_T.sum()) if completion.turns else 0  # an interruption's phrase is decoded
     return len(completion.tokens_T) - answers

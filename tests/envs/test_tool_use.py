@@ -64,7 +64,7 @@ def test_a_call_is_answered_behind_it_in_ids():
     assert completion.forced_T.tolist() == [False] * 13 + [True] * 4
     assert completion.logprobs_T.tolist() == [-0.5] * 13 + [0.0] * 4
     assert set(completion.versions_T) == {3}
-    assert (completion.calls, turn.more) == (1, 12)
+    assert (completion.turns, turn.more) == ((17,), 12)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_the_limits_end_an_episode():
     first = environment.next_turn(TASK, said("<c>1+1</c>"))
     assert (len(first.completion.tokens_T), first.more) == (13, 12)
     second = environment.next_turn(TASK, extended(first.completion, said("aa<c>1+1</c>")))
-    assert (second.completion.calls, second.more) == (2, 12)  # 40 - 13 - 12 - 3
+    assert (second.completion.turns, second.more) == ((13, 28), 12)  # 40 - 13 - 12 - 3
     third = environment.next_turn(TASK, extended(second.completion, said("<c>1</c>")))
-    assert (third.more, third.completion.finish, third.completion.calls) == (0, "length", 2)
+    assert (third.more, third.completion.finish, third.completion.turns) == (0, "length", (13, 28))
     # What does not fit with a token more is left out, and the episode is cut off.
     for room, more in ((14, 1), (13, 0)):
         turn = make(limits=replace(LIMITS, tokens=room)).next_turn(TASK, said("<c>1+1</c>"))
@@ -186,3 +186,12 @@ def test_a_tool_of_ours_that_breaks_is_a_failed_reward_and_never_a_wrong_one():
         assert [e.reward.failed for e in episodes] == [c.failed for c in completions]
         assert [e.completion for e in episodes] == completions
     assert episodes[0].reward.parts == {}
+
+
+def test_an_answer_of_nothing_begins_a_turn_too():
+    environment = make(callings=[Calling("<s>", "</s>", lambda asked: "")], marks=([], []))
+    whole = played(environment, said("<s>4</s>"), said("<s></s>"), said("42", "stop"))
+    assert whole.turns == (8, 15)
+    assert not whole.forced_T.any()
+    assert environment.text(whole) == "42"
+    assert environment.next_turn(TASK, played(environment, said("<s>4</s>"), said("<s></s>"))).more == 0  # two calls

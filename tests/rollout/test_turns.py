@@ -11,7 +11,7 @@ from test_worker import FirstSiblingIsRight, tasks
 
 from jaxrl_llm.data.curriculum import PassRates
 from jaxrl_llm.data.prompts import PromptStream
-from jaxrl_llm.envs.turns import answered, extended, turn_starts
+from jaxrl_llm.envs.turns import answered, extended
 from jaxrl_llm.evaluate import mismatch
 from jaxrl_llm.rollout.coordinator import Assignment, Cancel, Coordinator
 from jaxrl_llm.rollout.issue import GroupIssuer
@@ -73,7 +73,7 @@ def test_a_call_waits_for_its_tool_and_the_episode_goes_on_behind_the_answer():
     assert whole.tokens_T.tolist() == [7, 8, 90, 91, 9]
     assert whole.forced_T.tolist() == [False, False, True, True, False]
     assert whole.logprobs_T.tolist() == [-0.5, -0.5, 0.0, 0.0, -0.5]
-    assert (whole.calls, whole.finish) == (1, "stop")
+    assert (whole.turns, whole.finish) == ((4,), "stop")
     coordinator.scored(EpisodeGroup(0, group.task, group.completions))
     assert taken(coordinator) == [0, 1]
 
@@ -121,7 +121,7 @@ def test_an_attempt_that_fails_goes_on_from_the_last_answer():
     (fourth,) = coordinator.admit(4.0)
     call = asks(coordinator, fourth, 1, 6)
     assert call.completion.tokens_T.tolist() == [7, 8, 90, 91, 6]
-    assert call.completion.calls == 1
+    assert call.completion.turns == (4,)
     # What a sampler that was given up still says is not taken.
     assert not coordinator.completed(second.sampler, 0, second.attempt, 1, turn(1, end="stop"), 5.0)
 
@@ -264,7 +264,7 @@ def group_of(*completions):
 
 def test_what_a_tool_said_is_prefilled_and_not_sampled():
     group = group_of(two_turns(), turn(8, end="stop"))
-    assert turn_starts(two_turns()) == [0, 4, 7]
+    assert two_turns().turns == (4, 7)
     # The prompt once, then prompt and all before it for the second and the third turn.
     assert sampled_tokens([group]) == (3 + (3 + 4) + (3 + 7), 5 + 1)
     found = describe_groups([group])
