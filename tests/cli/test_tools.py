@@ -100,17 +100,16 @@ def test_how_tools_are_bound():
     assert bound_tools(make_environment(plain, TOKENIZER, None, {"score": None}), plain) is None
 
 
-def test_a_sandbox_that_does_not_hold_stops_a_run_before_anything_is_written(tiny, jaxrl, monkeypatch):
+def test_a_sandbox_that_does_not_hold_stops_a_run(monkeypatch):
     def leaks(jail):
         raise UserError("the sandbox does not hold here: reading a file was not refused")
 
     monkeypatch.setattr("jaxrl_llm.envs.tools.python.self_test", leaks)
-    marks = ["rollout.tools.python=['+','=']", *CALLS[2:]]
-    run = tiny.parent / "run"
-    status, _, err = jaxrl("train", tiny, "rollout.tools.use=[python]", *marks, "--run-dir", run)
-    assert (status, err.count("\n")) == (2, 1)
-    assert "the sandbox does not hold here" in err
-    assert not run.exists()
+    with (
+        closing(reward_processes(RolloutConfig(**rollout(use=["python"])), {"exact"})) as processes,
+        pytest.raises(UserError, match="the sandbox does not hold here"),
+    ):
+        processes.start()
 
 
 def check_episode(task, episode, tokenizer):
@@ -135,18 +134,29 @@ def check_episode(task, episode, tokenizer):
     assert episode.reward.value == (1.0 if right else -1.0)
 
 
-def test_a_policy_that_calls_the_calculator_trains_and_is_evaluated(tiny, jaxrl, records, monkeypatch):
+@pytest.fixture
+def taken(monkeypatch):
+    """What the loop has taken since it was last asked, in the order of the groups' ids."""
     seen = []
+
+    def ask():
+        groups = sorted(seen, key=lambda group: group.group_id)
+        seen.clear()
+        return groups
 
     def noting(groups, **how):
         seen.extend(groups)
         return measure_lag(groups, **how)
 
     monkeypatch.setattr("jaxrl_llm.train.loop.measure_lag", noting)
+    return ask
+
+
+def test_a_policy_that_calls_the_calculator_trains(tiny, jaxrl, records, taken):
     run = tiny.parent / "run"
     status, _, err = jaxrl("train", tiny, *CALLS, "--run-dir", run)
     assert status == 0, err
-    groups, steps = sorted(seen, key=lambda group: group.group_id), records(run, "metrics")
+    groups, steps = taken(), records(run, "metrics")
     assert [group.group_id for group in groups] == [0, 1, 2, 3]
     for step in steps:
         settled = step["prompts_trained"] + sum(step["prompts_dropped"].values())
@@ -165,19 +175,25 @@ def test_a_policy_that_calls_the_calculator_trains_and_is_evaluated(tiny, jaxrl,
     assert all(step["log_ratio_max"] < 1e-3 for step in steps)
     assert all(record["mismatch_max"] < 1e-3 for record in records(run, "eval"))
 
-    # Once more, the same: turns are drawn by their episode's keys, whatever came when.
-    seen.clear()
-    status, _, err = jaxrl("train", tiny, *CALLS, "--run-dir", tiny.parent / "again")
-    assert status == 0, err
-    again = [e.completion for group in sorted(seen, key=lambda group: group.group_id) for e in group.episodes]
-    for one, other in zip(completions, again, strict=True):
+
+@pytest.mark.slow
+def test_turns_repeat_themselves_and_are_played_by_evaluation_elsewhere(tiny, jaxrl, records, taken):
+    run, out, found = tiny.parent / "run", tiny.parent / "out", []
+    for place in (run, tiny.parent / "again"):
+        status, _, err = jaxrl("train", tiny, *CALLS, "--run-dir", place)
+        assert status == 0, err
+        found.append([episode.completion for group in taken() for episode in group.episodes])
+    for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one.tokens_T, other.tokens_T)
         assert one.turns == other.turns
-
-    # Evaluation elsewhere plays the same turns as the run's own.
-    out = tiny.parent / "found"
     status, _, err = jaxrl("eval", run, tiny, *CALLS, "--out", out, "--n", "2")
     assert status == 0, err
     lines = records(out, "samples")[1:]
     assert {finish for line in lines for finish in line["finish"]} == {"stop", "length"}
     assert any("=" in text[:-1] for line in lines for text in line["texts"])  # where a turn ends, another begins
+    (out / "samples.jsonl").rename(out / "before")
+    (out / "samples.jsonl").write_text("".join((out / "before").read_text().splitlines(keepends=True)[:3]))
+    status, _, err = jaxrl("eval", run, tiny, *CALLS, "--out", out, "--n", "2")
+    assert (out / "samples.jsonl").read_text() == (out / "before").read_text()
+    status, _, err = jaxrl("eval", run, tiny, *CALLS, "rollout.tools.max_calls=1", "--out", out, "--n", "2")
+    assert (status, "was measured with another tools" in err) == (2, True)
