@@ -140,6 +140,17 @@ def test_answers_and_turns_that_come_twice_or_late_change_nothing():
     assert (coordinator.counts["duplicates"], coordinator.counts["late"]) == (1, 3)
 
 
+def test_the_answer_to_an_earlier_call_is_not_the_answer_to_the_next():
+    coordinator, _, call = with_call()
+    answer(coordinator, call)
+    (again,) = coordinator.admit(2.0)
+    second = asks(coordinator, again, 1, 9)
+    assert not answer(coordinator, call)
+    assert coordinator.admit(3.0) == []
+    assert answer(coordinator, second)
+    assert coordinator.admit(3.0)[0].turn.completion.turns == (4, 7)
+
+
 def test_a_turn_goes_only_where_no_token_is_older_than_those_before_it():
     coordinator, _ = make("pipeline", 1, samplers=("a", "b", "c"), slots=2, tools=True)
     first = {a.group_id: a for a in coordinator.admit(0.0)}
