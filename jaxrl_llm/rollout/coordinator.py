@@ -338,7 +338,7 @@ class Coordinator:
             del group.runs[attempt]
         if sibling in group.turns:
             completion = extended(group.turns[sibling].completion, completion)
-        if self._tools and completion.finish == "stop_string":
+        if self._calls_tool(completion):
             call = group.calls[sibling] = Call(group_id, sibling, group.task, completion)
             self._calls.append(call)
         else:
@@ -626,7 +626,8 @@ class Coordinator:
                     able = [s for s in self._samplers.values() if self._rule.deadline(s.version) >= needed]
                 for siblings in self._alike(group):
                     # No token of an episode comes from weights older than those before it.
-                    newest = max((self._newest(group, sibling) for sibling in siblings), default=0)
+                    turn = group.turns.get(siblings[0])
+                    newest = 0 if turn is None else int(turn.completion.versions_T[-1])
                     young = [s for s in able if s.version >= newest]
                     others = [s for s in young if s.name != group.avoid] or young
                     sampler = self._free(lambda s, others=others: s in others)
@@ -638,10 +639,6 @@ class Coordinator:
         """The missing siblings by what a sampler is given: those that begin together, each other one alone."""
         begin = [sibling for sibling in group.missing if sibling not in group.turns]
         return ([begin] if begin else []) + [[sibling] for sibling in group.missing if sibling in group.turns]
-
-    def _newest(self, group: _Group, sibling: int) -> int:
-        """The version of the last token that `sibling` has; 0 for none."""
-        return int(group.turns[sibling].completion.versions_T[-1]) if sibling in group.turns else 0
 
     def _admit_pinned(self) -> list[Assignment]:
         return self._admit_again(pinned=True)
@@ -700,6 +697,9 @@ class Coordinator:
         group.done[sibling] = completion
         self._finish(group)
 
+    def _calls_tool(self, completion: Completion) -> bool:
+        return self._tools and completion.finish == "stop_string"
+
     def _waits_for(self, call: Call) -> _Group | None:
         """The group in which a sibling waits for the answer to this very call."""
         group = self._find(call.group_id)
@@ -721,7 +721,7 @@ class Coordinator:
     def _wrong_versions(self, group: _Group, run: _Run, completion: Completion) -> str | None:
         versions = completion.versions_T
         if not len(versions):
-            return None
+            return "a call of a tool without a token" if self._calls_tool(completion) else None
         lowest, highest = int(versions.min()), int(versions.max())
         if group.pinned is not None and (lowest, highest) != (group.pinned, group.pinned):
             return f"tokens of versions {lowest} to {highest} in an evaluation of version {group.pinned}"

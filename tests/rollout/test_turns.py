@@ -151,6 +151,14 @@ def test_the_answer_to_an_earlier_call_is_not_the_answer_to_the_next():
     assert coordinator.admit(3.0)[0].turn.completion.turns == (4, 7)
 
 
+def test_a_call_without_a_token_is_no_call():
+    coordinator, _ = make("pipeline", 0, tools=True, back_off_s=0.0)
+    first, _ = coordinator.admit(0.0)
+    assert not coordinator.completed("a", 0, first.attempt, 1, turn(), 1.0)
+    assert coordinator.call() is None
+    assert coordinator.admit(1.0)[0].siblings == (0, 1)
+
+
 def test_a_turn_goes_only_where_no_token_is_older_than_those_before_it():
     coordinator, _ = make("pipeline", 1, samplers=("a", "b", "c"), slots=2, tools=True)
     first = {a.group_id: a for a in coordinator.admit(0.0)}
