@@ -729,14 +729,64 @@ class RewardWorkersConfig(Section):
 
 
 class SandboxConfig(Section):
-    """The jails in which the reward `code` runs programs (docs/sandbox.md); limits are each program's."""
+    """The jails in which the reward `code` and the tool python run programs (docs/sandbox.md); limits are each program's."""
 
     count: Int = Field(2, gt=0, description="programs that run at once")
-    wall_s: Float = Field(10.0, gt=0, description="seconds, compiling included")
+    wall_s: Float = Field(
+        10.0, gt=0, description="seconds, compiling included; for the tool python rollout.tools.python_wall_s"
+    )
     memory_mb: Int = Field(512, ge=64, description="memory of all its processes together, in MiB")
     processes: Int = Field(32, gt=0, description="processes and threads")
     output_kb: Int = Field(1024, gt=0, description="KiB that it may print, and write to standard error")
     disk_mb: Int = Field(64, gt=0, description="MiB of files")
+
+
+class ToolsConfig(Section):
+    """Tools that the policy may call in the middle of a completion; see docs/environments.md."""
+
+    use: tuple[Literal["calculator", "python"], ...] = Field(
+        (),
+        description="calculator: exact arithmetic; python: programs in the sandbox (rollout.sandbox); none: completions of one turn",
+    )
+    calculator: tuple[str, str] = Field(
+        ("<calculator>", "</calculator>"),
+        description="marks before and behind a call of the calculator; the second one ends the turn wherever it is written",
+    )
+    python: tuple[str, str] = Field(
+        ("<python>", "</python>"), description="marks before and behind a program, as rollout.tools.calculator"
+    )
+    output: tuple[str, str] = Field(
+        ("<output>", "</output>"), description="what is put before and behind a tool's answer; either may be empty"
+    )
+    max_calls: Int = Field(4, gt=0, description="calls answered in one completion; one more cuts it off")
+    max_turn_tokens: Int | None = Field(
+        None, gt=0, description="tokens that the policy may write in one turn; null: what rollout.max_new_tokens leaves"
+    )
+    max_output_tokens: Int = Field(128, gt=0, description="tokens of an answer without its marks; a longer one is cut")
+    python_wall_s: Float = Field(5.0, gt=0, description="seconds that a program may take")
+
+    @property
+    def marks(self) -> dict[str, tuple[str, str]]:
+        """The marks of each tool in use."""
+        return {name: getattr(self, name) for name in self.use}
+
+    @model_validator(mode="after")
+    def _marks_are_told_apart(self):
+        if len(set(self.use)) < len(self.use):
+            raise ValueError(f"use names a tool twice: {list(self.use)}")
+        calls = [mark for pair in self.marks.values() for mark in pair]
+        if not all(calls):
+            raise ValueError(f"a mark of {self.use[calls.index('') // 2]} is empty; only those of output may be")
+        if longest := next((mark for mark in calls if len(mark.encode("utf-8", "replace")) > 256), None):
+            raise ValueError(f"the mark {longest[:20]!r}... has more than 256 bytes; shorten it")
+        marks = [*calls, *(mark for mark in self.output if mark)] if self.use else []
+        for place, mark in enumerate(marks):
+            for other in marks[:place] + marks[place + 1 :]:
+                if mark in other:
+                    raise ValueError(
+                        f"the mark {mark!r} is part of the mark {other!r}; choose marks without each other"
+                    )
+        return self
 
 
 class RolloutConfig(Section):
@@ -793,6 +843,7 @@ class RolloutConfig(Section):
     reward_workers: RewardWorkersConfig = RewardWorkersConfig()
     sandbox: SandboxConfig = SandboxConfig()
     interruption: InterruptionConfig = InterruptionConfig()
+    tools: ToolsConfig = ToolsConfig()
     repetition_limit: Int = Field(
         0, ge=0, description="end a completion after so many consecutive tokens of probability above .99; 0 is never"
     )
@@ -1325,6 +1376,11 @@ def _check_together(config: RunConfig, where: str) -> None:
         refuse(
             "optimizer.kind = muon orthogonalises the layers' matrices, and with lora.rank "
             f"{config.lora.rank} none is trained; use adamw or adafactor, or set lora.rank=0"
+        )
+    if rollout.tools.use and rollout.interruption.enabled:
+        refuse(
+            f"rollout.tools.use = {list(rollout.tools.use)} together with rollout.interruption.enabled: a thinking budget "
+            "counts one turn; set rollout.interruption.enabled=false, or use no tools"
         )
     for source in data.sources:
         if source.system_prompt is not None and config.tokenizer.chat_template == "none":

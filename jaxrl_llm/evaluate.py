@@ -7,7 +7,9 @@ import numpy as np
 from jax import Array
 
 from jaxrl_llm.rollout.local import Scheduler
+from jaxrl_llm.rollout.play import play
 from jaxrl_llm.rollout.rows import Document, RowShape, pack
+from jaxrl_llm.rollout.turns import Tools
 from jaxrl_llm.rollout.worker import Environment
 from jaxrl_llm.types import Completion, EpisodeGroup, Params, PromptTask, SampleRequest, Sampling
 
@@ -20,6 +22,7 @@ def evaluate(
     samples: int,
     sampling: Sampling,
     seed: int,
+    tools: Tools | None = None,
 ) -> list[EpisodeGroup]:
     """`samples` scored completions of every prompt under exactly the weights that the scheduler holds.
 
@@ -32,10 +35,7 @@ def evaluate(
         for index, task in enumerate(tasks)
         for sibling in range(samples)
     ]
-    order = {request: place for place, request in enumerate(scheduler.submit(requests))}
-    completions: dict[int, Completion] = {}
-    while not scheduler.idle:
-        completions.update((order[request], completion) for request, completion in scheduler.step())
+    completions = play(scheduler, requests, [task for task in tasks for _ in range(samples)], tools)
     each = [[completions[index * samples + sibling] for sibling in range(samples)] for index in range(len(tasks))]
     return _scored(tasks, each, environment)
 
@@ -73,13 +73,14 @@ def _scored(
 def mismatch(
     groups: Sequence[EpisodeGroup], score: Callable[..., Array | np.ndarray], params: Params, shape: RowShape
 ) -> tuple[float, float]:
-    """(maximum, mean) of |trainer - sampler| log-probability over the sampled tokens of `groups`, in nats.
+    """(maximum, mean) of |trainer - sampler| log-probability over the sampled tokens of `groups`, in nats; not over
+    those that the system put there.
 
     `params` are the trainer's weights of the version that sampled them, so what is left is numerics alone. `shape`
     must have one microbatch and room for the documents.
     """
     documents = [
-        Document(group.task.tokens_T, c.tokens_T, *(np.ones(len(c.tokens_T)),) * 2, c.logprobs_T)
+        Document(group.task.tokens_T, c.tokens_T, (~c.forced_T).astype(float), np.ones(len(c.tokens_T)), c.logprobs_T)
         for group in groups
         for c in (episode.completion for episode in group.episodes)
     ]

@@ -95,7 +95,8 @@ class SampleRequest:
     """One completion asked of the sampler.
 
     The random key of its n-th token is fold(seed, stream, sibling, n), so that the same numbers replay the same
-    completion whatever the slot, the order of arrival or the neighbours. `alternatives` and `score_prompt` ask for more
+    completion whatever the slot, the order of arrival or the neighbours. `first` is the n of the first token: a request
+    that goes on where another ended draws as that one would have. `alternatives` and `score_prompt` ask for more
     about the tokens and change none of them: the likeliest so many at every place of the completion, and the prompt's
     own log-probabilities (with as many alternatives).
     """
@@ -107,6 +108,7 @@ class SampleRequest:
     sibling: int = 0
     alternatives: int = 0
     score_prompt: bool = False
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,13 @@ class Completion:
     `tokens_T` int32 ends with the end-of-sequence token (or a stop id) if and only if `finish` is "stop".
     `logprobs_T` float32 is the log-probability of each token under the weights **and temperature** that sampled it
     (temperature 1 where it is greedy), over the full vocabulary. `versions_T` int32 is the version of those weights,
-    token by token. `forced_T` bool marks tokens the system put there (an interruption); nobody trains on them.
-    `alternatives` and `prompt` are what the request asked for beyond that. The prompt was scored by the weights of the
-    first token.
+    token by token. `forced_T` bool marks tokens the system put there (an interruption, what a tool answered); nobody
+    trains on them. `alternatives` and `prompt` are what the request asked for beyond that. The prompt was scored by the
+    weights of the first token.
+
+    An episode of several turns is one completion too: `turns` says where those after the first begin, each behind what
+    a tool answered. Those tokens have the version of the token before them and the log-probability 0, which says
+    nothing. `failed` says why a tool could not be asked: such an episode has no reward.
     """
 
     tokens_T: np.ndarray
@@ -150,6 +156,16 @@ class Completion:
     finish: FinishReason
     alternatives: Alternatives | None = None
     prompt: PromptScores | None = None
+    turns: tuple[int, ...] = ()
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An episode so far, and how many tokens the policy may add to it at once; 0: it is over."""
+
+    completion: Completion
+    more: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from jaxrl_llm.cli.tools import python_tool, sandbox_limits
 from jaxrl_llm.config import IMPORT_PATH, RolloutConfig
+from jaxrl_llm.envs.tools.python import PythonTool
 from jaxrl_llm.rewards.code import CodeReward
 from jaxrl_llm.rewards.combine import by_task
 from jaxrl_llm.rewards.exact import exact_match, normalised_match
@@ -13,7 +15,6 @@ from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.pooled import MATH, math_answers, user_answers
 from jaxrl_llm.rewards.protocol import RewardFunction
 from jaxrl_llm.sandbox.examiner import Examiner, check_tests
-from jaxrl_llm.sandbox.limits import Limits
 from jaxrl_llm.types import PromptTask, UserError
 
 _COMPARISONS = {"exact": exact_match, "normalised": normalised_match}
@@ -21,21 +22,24 @@ _COMPARISONS = {"exact": exact_match, "normalised": normalised_match}
 
 @dataclass(frozen=True)
 class RewardProcesses:
-    """Everything outside this process that rewards need: killable workers, and the sandbox if anybody asks for it."""
+    """Everything outside this process that rewards and tools need: killable workers, and sandboxes if anybody asks."""
 
     workers: WorkerPool
     examiner: Examiner | None
+    python: PythonTool | None
 
     def start(self) -> None:
         """Raises UserError for a function that cannot be imported, or a sandbox that does not hold."""
         self.workers.start()
-        if self.examiner is not None:
-            self.examiner.start()
+        for sandboxed in (self.examiner, self.python):
+            if sandboxed is not None:
+                sandboxed.start()
 
     def close(self) -> None:
         self.workers.close()
-        if self.examiner is not None:
-            self.examiner.close()
+        for sandboxed in (self.examiner, self.python):
+            if sandboxed is not None:
+                sandboxed.close()
 
 
 def reward_processes(rollout: RolloutConfig, names: Iterable[str]) -> RewardProcesses:
@@ -46,15 +50,9 @@ def reward_processes(rollout: RolloutConfig, names: Iterable[str]) -> RewardProc
     workers = WorkerPool(
         functions, workers=how.count, timeout_s=how.timeout_s, retries=how.retries, memory_mb=how.memory_mb
     )
-    box = rollout.sandbox
-    limits = Limits(
-        wall_s=box.wall_s,
-        memory_bytes=box.memory_mb * 2**20,
-        processes=box.processes,
-        output_bytes=box.output_kb * 2**10,
-        disk_bytes=box.disk_mb * 2**20,
-    )
-    return RewardProcesses(workers, Examiner(limits, workers=box.count) if "code" in names else None)
+    limits = sandbox_limits(rollout, wall_s=rollout.sandbox.wall_s)
+    examiner = Examiner(limits, workers=rollout.sandbox.count) if "code" in names else None
+    return RewardProcesses(workers, examiner, python_tool(rollout))
 
 
 def check_answers(tasks: Iterable[PromptTask]) -> None:

@@ -19,6 +19,7 @@ from jaxrl_llm.checkpoints.peft import adapter_folder, read_peft
 from jaxrl_llm.cli.algorithm import check_algorithm, check_router
 from jaxrl_llm.cli.answers import RewardProcesses, bind_answers, check_answers, reward_processes
 from jaxrl_llm.cli.tasks import encoded, heldout_tasks, pools, texts
+from jaxrl_llm.cli.tools import make_environment
 from jaxrl_llm.config import LoraConfig, ModelConfig, RunConfig, dump
 from jaxrl_llm.data.curriculum import Pool
 from jaxrl_llm.data.prompts import fingerprint
@@ -148,12 +149,13 @@ def assemble_sampler(config: RunConfig, *, top_logprobs: int = 0) -> SamplerSetu
 def answer_environment(config: RunConfig, tokenizer: Tokenizer) -> tuple[SingleTurn, RewardProcesses]:
     """What scores by the tasks' answers, and its processes, which whoever used it closes; none is started yet.
 
-    Raises UserError for a reward that does not exist.
+    Raises UserError for a reward that does not exist, and for tools that cannot be called.
     """
     names = {source.reward for source in config.data.sources}
     processes = reward_processes(config.rollout, names)
     score = bind_answers(config.rollout, names, processes)
-    return SingleTurn(decode=tokenizer.decode, score=score, penalty=_length_penalty(config)), processes
+    how = {"score": score, "penalty": _length_penalty(config)}
+    return make_environment(config.rollout, tokenizer, processes.python, how), processes
 
 
 def with_tokenizer(config: RunConfig, sources: Sequence[Source] | None) -> tuple[RunConfig, Tokenizer]:
@@ -171,13 +173,17 @@ def with_tokenizer(config: RunConfig, sources: Sequence[Source] | None) -> tuple
 
 
 def _engine(config: RunConfig, tokenizer: Tokenizer, mesh: Mesh, *, top_logprobs: int = 0) -> PolicyEngine:
+    rollout = config.rollout
+    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
     return PolicyEngine(
         config.model,
         mesh=mesh,
         slots=config.sampler.slots,
         decode_steps=config.sampler.decode_steps,
-        max_prompt_tokens=config.rollout.max_prompt_tokens,
-        max_new_tokens=config.rollout.max_new_tokens,
+        # A later turn's prompt is everything so far.
+        max_prompt_tokens=longest - 1 if rollout.tools.use else rollout.max_prompt_tokens,
+        max_new_tokens=rollout.max_new_tokens,
+        context=longest if rollout.tools.use else None,
         eos_id=tokenizer.eos_id,
         dtype=config.sampler.dtype,
         kv_dtype=config.sampler.kv_dtype,

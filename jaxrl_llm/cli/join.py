@@ -12,6 +12,7 @@ from jaxrl_llm.cli.algorithm import bind_algorithm, bind_selection
 from jaxrl_llm.cli.assemble import Setup
 from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.cli.tasks import prompt_stream
+from jaxrl_llm.cli.tools import bound_tools, stop_strings, turn_tokens
 from jaxrl_llm.config import OptimizerConfig, RolloutConfig, RunConfig
 from jaxrl_llm.data.curriculum import PassRates
 from jaxrl_llm.envs.single_turn import SingleTurn
@@ -141,8 +142,9 @@ def _sampling(config: RunConfig, temperature: float) -> Sampling:
     how = config.rollout.interruption
     thinking = ThinkingBudget(how.lowest, how.highest, how.answer_tokens) if how.enabled else None
     return Sampling(
-        config.rollout.max_new_tokens,
+        turn_tokens(config.rollout),
         temperature,
+        stop_strings=stop_strings(config.rollout),
         thinking=thinking,
         repetition_limit=config.rollout.repetition_limit,
     )
@@ -180,6 +182,7 @@ def new_coordinator(config: RunConfig, issuer: GroupIssuer, start: int) -> Coord
         smallest_group=bind_selection(config).smallest_group,
         priority=config.eval.priority,
         refuse=issuer.refuse,
+        tools=bool(rollout.tools.use),
     )
 
 
@@ -303,11 +306,21 @@ class Joined:
             drivers.append(outlets.fleet)
             outlets.publish(PolicyWeights(start, OutletParams(None, lead.weights(state.params))))
         coordinator, scorers = new_coordinator(config, issuer, start), config.rollout.reward_workers.groups_at_once
-        self.worker = RolloutWorker(coordinator, environment, drivers, outlets, give_up, scorers=scorers)
+        self._tools = bound_tools(environment, config.rollout)
+        self.worker = RolloutWorker(
+            coordinator, environment, drivers, outlets, give_up, scorers=scorers, tools=self._tools
+        )
 
     def _scheduler(self, params: Params, version: int) -> Scheduler:
         how = self.setup.config.sampler
-        return Scheduler(self.engine, params, version=version, refill=how.refill_slots, recompute_kv=how.recompute_kv)
+        return Scheduler(
+            self.engine,
+            params,
+            version=version,
+            decode=self.setup.tokenizer.decode,
+            refill=how.refill_slots,
+            recompute_kv=how.recompute_kv,
+        )
 
     def _to_samplers(self, trained: Params) -> OutletParams:
         """What every outlet is given of a version; in one process dispatched and not waited for."""
@@ -363,6 +376,7 @@ class Joined:
                 samples=config.eval.samples,
                 sampling=how.evaluation,
                 seed=how.evaluation_seed,
+                tools=self._tools,
             )
         episodes = [episode for group in groups for episode in group.episodes]
         probed = groups[: max(1, _PROBE_DOCUMENTS // config.eval.samples)]
@@ -385,7 +399,7 @@ class Joined:
                 "step": version,
                 "task_id": group.task.task_id,
                 "prompt": group.task.prompt,
-                "completion": self.setup.environment.text(group.episodes[0].completion),
+                "completion": self.setup.environment.transcript(group.episodes[0].completion),
                 "answer": group.task.answer,
                 "reward": group.episodes[0].reward.value,
                 "reward_failed": group.episodes[0].reward.failed,

@@ -10,6 +10,7 @@ from jaxrl_llm.cli.assemble import answer_environment
 from jaxrl_llm.cli.join import how_to_sample
 from jaxrl_llm.cli.policy import Policy
 from jaxrl_llm.cli.tasks import encoded, heldout_tasks
+from jaxrl_llm.cli.tools import bound_tools
 from jaxrl_llm.config import RunConfig
 from jaxrl_llm.data.prompts import fingerprint
 from jaxrl_llm.data.sources import load_sources
@@ -17,6 +18,7 @@ from jaxrl_llm.envs.single_turn import SingleTurn
 from jaxrl_llm.metrics import lock_run, read_records, write_json
 from jaxrl_llm.rewards.exact import normalised
 from jaxrl_llm.rewards.extract import final_answer
+from jaxrl_llm.rollout.play import play
 from jaxrl_llm.scaling.at_k import maj_at_k, mean_interval, pass_at_k, worst_at_k
 from jaxrl_llm.types import Completion, EpisodeGroup, PromptTask, SampleRequest, Sampling, UserError
 
@@ -44,6 +46,7 @@ class _Plan:
             "data": fingerprint(self.tasks),
             "samples": self.samples,
             "sampling": repr(self.sampling),
+            "tools": repr(policy.setup.config.rollout.tools) if self.sampling.stop_strings else None,
             "seed": self.seed,
         }
 
@@ -117,7 +120,7 @@ def _sample_record(group: EpisodeGroup, environment: SingleTurn) -> dict[str, An
         "right": [_right(episode.reward) for episode in group.episodes],
         "votes": [_vote(text, e.completion, group.task) for text, e in zip(texts, group.episodes, strict=True)],
         "finish": [episode.completion.finish for episode in group.episodes],
-        "texts": texts,
+        "texts": [environment.transcript(episode.completion) for episode in group.episodes],
     }
 
 
@@ -185,6 +188,7 @@ def _measure(
         say(f"{path} has {len(done)} of {len(plan.tasks)} prompts already")
     environment, workers = answer_environment(config, policy.setup.tokenizer)
     try:
+        workers.start()
         with path.open("a") as file:
             for group in _groups(policy, plan, environment, start=len(done)):
                 done.append(record(group, environment))
@@ -197,8 +201,9 @@ def _measure(
 
 def _groups(policy: Policy, plan: _Plan, environment: SingleTurn, *, start: int) -> Iterator[EpisodeGroup]:
     """The scored groups of the tasks from `start` on. A completion depends on the seed and its prompt's place alone."""
-    together = max(1, 4 * policy.setup.config.sampler.slots // plan.samples)
-    scheduler = policy.scheduler()
+    config = policy.setup.config
+    together = max(1, 4 * config.sampler.slots // plan.samples)
+    scheduler, tools = policy.scheduler(), bound_tools(environment, config.rollout)
     for first in range(start, len(plan.tasks), together):
         tasks = plan.tasks[first : first + together]
         requests = [
@@ -206,10 +211,7 @@ def _groups(policy: Policy, plan: _Plan, environment: SingleTurn, *, start: int)
             for place, task in enumerate(tasks)
             for sibling in range(plan.samples)
         ]
-        order = {request: place for place, request in enumerate(scheduler.submit(requests))}
-        completions: dict[int, Completion] = {}
-        while not scheduler.idle:
-            completions.update((order[request], completion) for request, completion in scheduler.step())
+        completions = play(scheduler, requests, [task for task in tasks for _ in range(plan.samples)], tools)
         for place, task in enumerate(tasks):
             siblings = [completions[place * plan.samples + sibling] for sibling in range(plan.samples)]
             yield EpisodeGroup(first + place, task, tuple(environment.episodes(task, siblings)))

@@ -34,6 +34,7 @@ def facts(setup: SamplerSetup, wire: WireForm) -> Facts:
         "rollout.max_prompt_tokens": f"{rollout.max_prompt_tokens}",
         "rollout.max_new_tokens": f"{rollout.max_new_tokens}",
         "rollout.interruption": f"{rollout.interruption}" if rollout.interruption.enabled else "off",
+        "rollout.tools": "on" if rollout.tools.use else "off",
     }
     if model.init is not None:
         told["checkpoint (the files of model.init)"] = init_files(model.init)

@@ -25,9 +25,16 @@ class SingleTurn:
         return SingleTurn(decode=self._decode, score=score, penalty=self._penalty)
 
     def text(self, completion: Completion) -> str:
-        """The completion's text without the token that ended it."""
-        ids = completion.tokens_T[:-1] if completion.finish == "stop" else completion.tokens_T
-        return self._decode(ids.tolist())
+        """What is scored: the completion's text without the token that ended it."""
+        return self._decoded(completion)
+
+    def transcript(self, completion: Completion) -> str:
+        """All of the completion's text without the token that ended it."""
+        return self._decoded(completion)
+
+    def _decoded(self, completion: Completion, start: int = 0) -> str:
+        end = -1 if completion.finish == "stop" else None
+        return self._decode(completion.tokens_T[start:end].tolist())
 
     def episodes(self, task: PromptTask, completions: Sequence[Completion]) -> list[Episode]:
         """The episodes of one prompt's completions, in their order."""

@@ -15,7 +15,8 @@ from jaxrl_llm.rollout.lag import LagRule, Mode
 from jaxrl_llm.rollout.rows import RowShape
 
 _MAX_EVENTS = 5_000
-_LONGEST = 6
+_LONGEST = 6  # tokens of a turn
+_TURNS = 3
 
 
 class FaultyNetwork:
@@ -69,6 +70,7 @@ def random_simulation(seed: int) -> tuple[Simulation, "Disturber"]:
     order = rng.choice(get_args(Order))
     max_ready = rng.choice((None, per_step, 2 * per_step)) if mode == "pipeline" else None
     priority = rng.choice(get_args(Priority))
+    turns = rng.choice((1, 1, 2, _TURNS))
 
     def coordinator(issuer: GroupIssuer, step: int) -> Coordinator:
         return Coordinator(
@@ -82,6 +84,7 @@ def random_simulation(seed: int) -> tuple[Simulation, "Disturber"]:
             straggler=straggler,
             straggler_timeout_s=timeout,
             priority=priority,
+            tools=turns > 1,
             back_off_s=0.2,
             longest_back_off_s=5.0,
         )
@@ -110,12 +113,14 @@ def random_simulation(seed: int) -> tuple[Simulation, "Disturber"]:
         reward=lambda group_id, sibling: float((group_id + sibling * (group_id % 3)) % 2),
         train_s=lambda tokens, documents: rng.uniform(0.5, 1.5) * train_s,
         selection=selection(group_size),
-        shape=RowShape(per_step * group_size, 1, _LONGEST + 1),
+        shape=RowShape(per_step * group_size, 1, _TURNS * (_LONGEST + 1)),
         score_s=rng.choice((0.0, 0.1, 1.0)),
         evaluate_every=rng.choice((0, 0, 2)),
         evaluate_prompts=rng.randint(1, 2),
         checkpoint_every=rng.randint(1, 3),
         heartbeat_s=15.0,
+        turns=lambda stream, sibling: 1 + (stream + 3 * sibling + seed) % turns,
+        tool_s=rng.choice((0.0, 0.1, 1.0, 10.0)),
     )
     simulation = Simulation(spec, FaultyNetwork(rng, loses=timeout is not None))
     return simulation, Disturber(simulation, rng)

@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.data.curriculum import PassRates
+from jaxrl_llm.envs.turns import answered
 from jaxrl_llm.pipeline.clock import Clock
 from jaxrl_llm.pipeline.decoder import Decoder, Weights
 from jaxrl_llm.pipeline.network import Network, send
 from jaxrl_llm.rollout.batching import Selection, select
-from jaxrl_llm.rollout.coordinator import Assignment, Cancel, Coordinator, Event
+from jaxrl_llm.rollout.coordinator import Assignment, Call, Cancel, Coordinator, Event
 from jaxrl_llm.rollout.issue import GroupIssuer
 from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.rollout.statistics import age_by_length, measure_lag
-from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PolicyWeights, PromptTask, Reward
+from jaxrl_llm.types import Completion, Episode, EpisodeGroup, FinishReason, PolicyWeights, PromptTask, Reward, Turn
 from jaxrl_llm.weights import WeightBoard
 from jaxrl_llm.weights.fan_out import FanOut
 
@@ -57,6 +58,7 @@ class SamplerSpec:
 class RunSpec:
     """The run. `length(group_id, sibling)` is a completion's length, `reward(group_id, sibling)` its reward.
 
+    A completion has `turns(group_id, sibling)` turns, each of that length; tools answer after `tool_s`, with one token.
     A step on so many tokens of so many completions takes `train_s(tokens, documents)`, a group's rewards `score_s`.
     Samplers in the trainer's own process (`local`) get work only between two dispatches. Every `evaluate_every` steps
     an evaluation of `evaluate_prompts` runs on the samplers, every `checkpoint_every` steps a checkpoint is written,
@@ -83,6 +85,8 @@ class RunSpec:
     retry_s: float = 0.1
     heartbeat_s: float = 0.0
     fan_out: int = 2
+    turns: Callable[[int, int], int] = lambda group_id, sibling: 1
+    tool_s: float = 0.0
 
 
 @dataclass
@@ -228,9 +232,18 @@ class _Trainer:
             self.distribute()
             self.go_on()
 
-    # Rewards and steps.
+    # Tools, rewards and steps.
+
+    def _answered(self, call: Call) -> None:
+        if self.alive:
+            told = answered(call.completion, call.completion.tokens_T[-1:])
+            self.coordinator.answered(call, Turn(told, more=1), self._clock.now)
+            self.distribute()
+            self.go_on()
 
     def go_on(self) -> None:
+        while (call := self.coordinator.call()) is not None:
+            self._clock.after(self._spec.tool_s, partial(self._answered, call))
         if not self._scoring and (group := self.coordinator.unscored()) is not None:
             self._scoring = True
             self._clock.after(self._spec.score_s, lambda: self._scored(group))
@@ -336,6 +349,8 @@ class _Trainer:
         if any((c.versions_T != self.step).any() for group in completions for c in group):
             raise BrokenRuleError(f"an evaluation of version {self.step} has tokens of another one")
         self._check_contents([c for group in completions for c in group])
+        for stream, group in enumerate(completions):
+            self._check_turns(stream, group)
         self._pinned = None
         if self.step % self._spec.checkpoint_every == 0:
             self._save(self._sim._content_of[self.step])
@@ -357,8 +372,19 @@ class _Trainer:
             marks = [_sibling(episode.completion) for episode in group.episodes]
             if len(set(marks)) != len(marks) or len(marks) > spec.group_size:
                 raise BrokenRuleError(f"group {group.group_id} came with the siblings {marks}")
+            self._check_turns(group.group_id, [episode.completion for episode in group.episodes])
         self._check_contents([e.completion for g in groups for e in g.episodes])
         return lag
+
+    def _check_turns(self, stream: int, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            length, turns = (f(stream, _sibling(completion)) for f in (self._spec.length, self._spec.turns))
+            wanted = ([False] * length + [True]) * turns
+            if completion.forced_T.tolist() != wanted[:-1] or len(completion.turns) != turns - 1:
+                raise BrokenRuleError(
+                    f"a completion of {turns} turns of {length} tokens came with {len(completion.turns)} answers, at "
+                    f"{np.flatnonzero(completion.forced_T).tolist()} of {len(completion.tokens_T)} tokens"
+                )
 
     def _check_contents(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
@@ -396,6 +422,7 @@ class _Host:
         self.name = ""
         self._decoder: Decoder | None = None
         self._arrived: Weights | None = None
+        self._finishes: dict[Any, FinishReason] = {}
         self._on_their_way = 0
 
     @property
@@ -568,6 +595,9 @@ class _Host:
             else:
                 for sibling in assignment.siblings:
                     key = (assignment.group_id, assignment.attempt, sibling)
+                    had = 0 if assignment.turn is None else len(assignment.turn.completion.turns)
+                    last = had + 1 == self._sim.spec.turns(assignment.stream, sibling)
+                    self._finishes[key] = "stop" if last else "stop_string"
                     decoder.submit(key, self._sim.spec.length(assignment.stream, sibling))
 
         if self._spec_is_local:
@@ -604,7 +634,8 @@ class _Host:
         for (first, weights), last in zip(spans, [first for first, _ in spans[1:]] + [length], strict=True):
             versions[first:last], contents[first:last] = weights.version, weights.content
         # What the tokens are says which weights made them, and the log-probabilities say whose they are.
-        completion = Completion(contents, np.full(length, -1.0 - sibling), versions, np.zeros(length, bool), "stop")
+        made = contents, np.full(length, -1.0 - sibling), versions, np.zeros(length, bool)
+        completion = Completion(*made, self._finishes[key])
         name = self.name
         self._on_their_way += 1
 

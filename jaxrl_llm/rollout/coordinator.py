@@ -5,10 +5,12 @@ The in-process worker, the clients of remote samplers and the simulator all driv
 
     join, holds -> admit -> (sampler) -> completed | failed | leave -> unscored -> (rewards) -> scored -> take
                      ^--------- back-off, another attempt ----'            overdue -> straggler's fate
+                     ^-- another turn -- answered <- (tool) <- call <- completed, in a run with tools
 
 A group has an id for life (the ledger's) and attempts; attempts are numbered, and what arrives for another attempt than
-the one that a sibling waits for is counted and ignored. A sampler has a name for life: one that restarts joins under a
-new name, so that a message of its past life can never speak for it.
+the one that a sibling waits for is counted and ignored. A sibling that called a tool is nobody's to sample until it has
+been answered; then it is missing like one whose attempt failed, with what it has so far. A sampler has a name for life:
+one that restarts joins under a new name, so that a message of its past life can never speak for it.
 """
 
 import itertools
@@ -18,8 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from jaxrl_llm.envs.turns import extended
 from jaxrl_llm.rollout.lag import LagRule
-from jaxrl_llm.types import Completion, EpisodeGroup, PromptTask, RunFailedError
+from jaxrl_llm.types import Completion, EpisodeGroup, PromptTask, RunFailedError, Turn
 
 Order = Literal["issue", "finished"]
 """Which groups the trainer gets: in the order they were issued, or the first finished first."""
@@ -46,6 +49,7 @@ class Assignment:
 
     `attempt` must come back with every answer. Token n of a sibling has the key fold(seed, stream, sibling, n).
     `pinned` is None for training; an evaluation's groups name the one version that all their tokens must have.
+    `turn` is what the one sibling has already and how many tokens may follow; None where siblings begin.
     """
 
     sampler: str
@@ -55,6 +59,7 @@ class Assignment:
     siblings: tuple[int, ...]
     stream: int
     pinned: int | None = None
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,16 @@ class Cancel:
     group_id: int
     attempt: int
     siblings: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A sibling that waits for a tool: its completion so far ends with the call."""
+
+    group_id: int
+    sibling: int
+    task: PromptTask
+    completion: Completion
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,8 @@ class Waits:
 
     `samplers`: how many there were, averaged over time. `empty_s`: how long they had nothing to do at all, by reason:
     "trainer" (the lag bound), "stock" (enough finished groups wait), "weights" (it could start with newer ones, which
-    it does not hold yet), "prompts" (none left), "back_off", "silent" (it has not answered in time), "start".
+    it does not hold yet), "prompts" (none left), "back_off", "silent" (it has not answered in time), "start",
+    "tools" (siblings wait for them).
     `idle_share`: share of slot seconds without a sequence.
     """
 
@@ -136,7 +152,9 @@ class _Group:
     deadline: int
     issued_at: float
     pinned: int | None = None
-    missing: list[int] = field(default_factory=list)  # siblings that nobody samples now
+    missing: list[int] = field(default_factory=list)  # siblings that nobody samples now, and somebody should
+    turns: dict[int, Turn] = field(default_factory=dict)  # of siblings that have some turns and are not done
+    calls: dict[int, Call] = field(default_factory=dict)  # of siblings that wait for a tool
     runs: dict[int, _Run] = field(default_factory=dict)  # attempt -> run
     done: dict[int, Completion] = field(default_factory=dict)
     attempts: int = 0
@@ -156,7 +174,8 @@ class Coordinator:
     attempts fail more than `retries` times is dropped; the n-th failure is followed by a pause of
     `back_off_s` 2^(n-1), at most `longest_back_off_s`. `straggler_timeout_s` after an attempt began its group becomes
     what `straggler` says (None: never). A group that would train with fewer than `smallest_group` siblings is dropped.
-    A scored group that `refuse` takes, books and all, never trains; the next one takes its place.
+    A scored group that `refuse` takes, books and all, never trains; the next one takes its place. With `tools`, a
+    completion that ends with a stop string has called one.
     """
 
     def __init__(
@@ -177,11 +196,12 @@ class Coordinator:
         longest_back_off_s: float = 30.0,
         priority: Priority = "evaluation",
         refuse: Callable[[EpisodeGroup], bool] = lambda group: False,
+        tools: bool = False,
     ):
         if max_ready is not None and max_ready < prompts_per_step:
             raise ValueError(f"max_ready {max_ready} is below a step's {prompts_per_step} groups: nothing would train")
         self._issuer, self._rule, self._order, self._priority = issuer, rule, order, priority
-        self._refuse = refuse
+        self._refuse, self._tools = refuse, tools
         self._per_step, self._group_size, self._max_ready = prompts_per_step, group_size, max_ready
         self._straggler, self._smallest = straggler, smallest_group
         self._timeout = math.inf if straggler_timeout_s is None else straggler_timeout_s
@@ -194,6 +214,7 @@ class Coordinator:
         self._next_pinned = -1
         self._waiting: dict[int, _Group] = {}  # of both, those with siblings that nobody samples
         self._unscored: deque[_Group] = deque()
+        self._calls: deque[Call] = deque()
         self._stock = 0  # of training's groups, those sampled
         self._finished: list[int] = []  # ready groups, in the order they became so
         self._ages_s: dict[int, float] = {}
@@ -264,8 +285,14 @@ class Coordinator:
         return self._rule.publishes(version)
 
     def may_swap(self, sampler: str) -> bool:
-        """False while `sampler` works on an evaluation of the version it holds: it must finish that first."""
-        return not any(run.sampler == sampler for group in self._pinned.values() for run in group.runs.values())
+        """False while `sampler` works on an evaluation of the version it holds: it must finish that first, and so must
+        those siblings that wait for a tool now, whoever samples their next turn."""
+        known = self._samplers.get(sampler)
+        return not any(
+            (known is not None and group.pinned == known.version and bool(group.calls or group.turns))
+            or any(run.sampler == sampler for run in group.runs.values())
+            for group in self._pinned.values()
+        )
 
     @property
     def samplers(self) -> dict[str, int]:
@@ -307,10 +334,15 @@ class Coordinator:
         run.siblings.remove(sibling)
         known = self._samplers[sampler]
         known.in_flight, known.ended = known.in_flight - 1, max(0, known.ended - 1)
-        group.done[sibling] = completion
         if not run.siblings:
             del group.runs[attempt]
-        self._finish(group)
+        if sibling in group.turns:
+            completion = extended(group.turns[sibling].completion, completion)
+        if self._calls_tool(completion):
+            call = group.calls[sibling] = Call(group_id, sibling, group.task, completion)
+            self._calls.append(call)
+        else:
+            self._end(group, sibling, completion)
         return True
 
     def failed(self, sampler: str, group_id: int, attempt: int, reason: str, now: float) -> None:
@@ -343,7 +375,32 @@ class Coordinator:
             due += [run.since + self._timeout for g in self._all_groups() for run in g.runs.values()]
         return max(0.0, min(due) - now) if due else None
 
-    # Rewards and the trainer.
+    # Tools, rewards and the trainer.
+
+    def call(self) -> Call | None:
+        """The next call of a tool to answer, given out once; None if none waits."""
+        while self._calls:
+            call = self._calls.popleft()
+            if self._waits_for(call) is not None:
+                return call
+        return None
+
+    def answered(self, call: Call, turn: Turn, now: float) -> bool:
+        """What became of a call. False if nobody waits for it any more: its group was dropped, or has gone on without
+        this sibling."""
+        self._advance(now)
+        group = self._waits_for(call)
+        if group is None:
+            self._counts["late"] += 1
+            return False
+        if turn.more:
+            del group.calls[call.sibling]
+            group.turns[call.sibling] = turn
+            group.missing = sorted([*group.missing, call.sibling])
+            self._waiting[group.group_id] = group
+        else:
+            self._end(group, call.sibling, turn.completion)
+        return True
 
     def unscored(self) -> Unscored | None:
         """The next group to work out rewards for, given out once; None if none waits."""
@@ -388,8 +445,8 @@ class Coordinator:
         return groups
 
     def trainer_waits_for(self) -> str:
-        """Whom a trainer that gets None from `take` waits for: "samplers" (none is there), "retry", "sampling" or
-        "rewards"."""
+        """Whom a trainer that gets None from `take` waits for: "samplers" (none is there), "retry", "sampling", "tools"
+        or "rewards"."""
         open_groups = [g for g in self._wanted() if g.stage != "ready"] or list(self._groups.values())
         if any(g.stage in ("unscored", "scoring") for g in open_groups) and not any(
             g.stage == "sampling" for g in open_groups
@@ -397,7 +454,10 @@ class Coordinator:
             return "rewards"
         if not self._samplers:
             return "samplers"
-        return "retry" if any(g.missing for g in open_groups) else "sampling"
+        if any(sibling not in g.turns for g in open_groups for sibling in g.missing):
+            return "retry"
+        waits = any(g.calls for g in open_groups) and not any(g.runs or g.missing for g in open_groups)
+        return "tools" if waits else "sampling"
 
     @property
     def step(self) -> int:
@@ -564,11 +624,21 @@ class Coordinator:
                 else:
                     needed = self._trained_by(group)
                     able = [s for s in self._samplers.values() if self._rule.deadline(s.version) >= needed]
-                others = [s for s in able if s.name != group.avoid] or able
-                sampler = self._free(lambda s, others=others: s in others)
-                if sampler is not None:
-                    assignments.append(self._assign(group, sampler))
+                for siblings in self._alike(group):
+                    # No token of an episode comes from weights older than those before it.
+                    turn = group.turns.get(siblings[0])
+                    newest = 0 if turn is None else int(turn.completion.versions_T[-1])
+                    young = [s for s in able if s.version >= newest]
+                    others = [s for s in young if s.name != group.avoid] or young
+                    sampler = self._free(lambda s, others=others: s in others)
+                    if sampler is not None:
+                        assignments.append(self._assign(group, sampler, siblings))
         return assignments
+
+    def _alike(self, group: _Group) -> list[list[int]]:
+        """The missing siblings by what a sampler is given: those that begin together, each other one alone."""
+        begin = [sibling for sibling in group.missing if sibling not in group.turns]
+        return ([begin] if begin else []) + [[sibling] for sibling in group.missing if sibling in group.turns]
 
     def _admit_pinned(self) -> list[Assignment]:
         return self._admit_again(pinned=True)
@@ -587,16 +657,19 @@ class Coordinator:
             group = _Group(group_id, task, group_id, self._group_size, self._rule.deadline(sampler.version), self._now)
             group.missing = list(range(self._group_size))
             self._groups[group_id] = group
-            assignments.append(self._assign(group, sampler))
+            assignments.append(self._assign(group, sampler, group.missing))
         return assignments
 
-    def _assign(self, group: _Group, sampler: _Sampler) -> Assignment:
-        siblings, group.missing = tuple(group.missing), []
-        self._waiting.pop(group.group_id, None)
+    def _assign(self, group: _Group, sampler: _Sampler, siblings: Sequence[int]) -> Assignment:
+        """`siblings` are missing, and alike."""
+        group.missing = [sibling for sibling in group.missing if sibling not in siblings]
+        if not group.missing:
+            self._waiting.pop(group.group_id, None)
         attempt, group.attempts = group.attempts, group.attempts + 1
         group.runs[attempt] = _Run(sampler.name, set(siblings), self._now, sampler.version)
         sampler.in_flight += len(siblings)
-        return Assignment(sampler.name, group.group_id, attempt, group.task, siblings, group.stream, group.pinned)
+        task, stream, turn = group.task, group.stream, group.turns.get(siblings[0])
+        return Assignment(sampler.name, group.group_id, attempt, task, tuple(siblings), stream, group.pinned, turn)
 
     def _note_reasons(self) -> None:
         for sampler in self._samplers.values():
@@ -608,6 +681,8 @@ class Coordinator:
                 sampler.reason = "back_off"
             elif self._stocked():
                 sampler.reason = "stock"
+            elif self._tools and any(group.calls for group in self._all_groups()):
+                sampler.reason = "tools"
             elif self._new_may_start(self._published):
                 sampler.reason = "weights"
             else:
@@ -615,9 +690,30 @@ class Coordinator:
 
     # What happens to a group.
 
+    def _end(self, group: _Group, sibling: int, completion: Completion) -> None:
+        """`completion` is all that `sibling` will have."""
+        group.calls.pop(sibling, None)
+        group.turns.pop(sibling, None)
+        group.done[sibling] = completion
+        self._finish(group)
+
+    def _calls_tool(self, completion: Completion) -> bool:
+        return self._tools and completion.finish == "stop_string"
+
+    def _waits_for(self, call: Call) -> _Group | None:
+        """The group in which a sibling waits for the answer to this very call."""
+        group = self._find(call.group_id)
+        return group if group is not None and group.calls.get(call.sibling) is call else None
+
+    def _abandon(self, group: _Group) -> None:
+        """Nobody samples or answers what is not done."""
+        self._cancel(group, list(group.runs))
+        group.missing, group.turns, group.calls = [], {}, {}
+        self._waiting.pop(group.group_id, None)
+
     def _finish(self, group: _Group) -> None:
         """Nothing is missing any more: on to the rewards."""
-        if not group.runs and not group.missing and group.pinned is None:
+        if not group.runs and not group.missing and not group.calls and group.pinned is None:
             group.stage = "unscored"
             self._unscored.append(group)
             self._stock += 1
@@ -625,7 +721,7 @@ class Coordinator:
     def _wrong_versions(self, group: _Group, run: _Run, completion: Completion) -> str | None:
         versions = completion.versions_T
         if not len(versions):
-            return None
+            return "a call of a tool without a token" if self._calls_tool(completion) else None
         lowest, highest = int(versions.min()), int(versions.max())
         if group.pinned is not None and (lowest, highest) != (group.pinned, group.pinned):
             return f"tokens of versions {lowest} to {highest} in an evaluation of version {group.pinned}"
@@ -663,8 +759,7 @@ class Coordinator:
         )
 
     def _drop(self, group: _Group, reason: str, words: str) -> None:
-        self._cancel(group, list(group.runs))
-        self._waiting.pop(group.group_id, None)
+        self._abandon(group)
         self._event("dropped", f"group {group.group_id} is dropped ({reason}) {words}", None, group.group_id)
         if group.pinned is not None:
             group.failed = words
@@ -696,9 +791,7 @@ class Coordinator:
         elif self._straggler == "drop" or len(group.done) < self._smallest:
             self._drop(group, "straggler", words)
         else:
-            self._cancel(group, list(group.runs))
-            group.missing = []
-            del self._waiting[group.group_id]
+            self._abandon(group)
             self._event(
                 "straggler",
                 f"group {group.group_id} goes on with {len(group.done)} of {group.size} siblings {words}",

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from jaxrl_llm.rollout.coordinator import Assignment, Cancel, Coordinator, Event, Unscored, Waits
-from jaxrl_llm.types import Completion, EpisodeGroup, PromptTask, RunFailedError
+from jaxrl_llm.rollout.coordinator import Assignment, Call, Cancel, Coordinator, Event, Unscored, Waits
+from jaxrl_llm.types import Completion, EpisodeGroup, PromptTask, RunFailedError, Turn
 
 _LOOK_S = 0.5
 
@@ -131,6 +131,25 @@ class Exchange:
         with self._lock:
             self._coordinator.failed(sampler, group_id, attempt, reason, self._clock())
             self._wake()
+
+    # Tools.
+
+    def next_call(self) -> Call | None:
+        """Blocks; None when the run stops."""
+        with self._lock:
+            while not self._stopping:
+                call = self._coordinator.call()
+                if call is not None:
+                    return call
+                self._for_others.wait()
+            return None
+
+    def answered(self, call: Call, turn: Turn) -> bool:
+        """See Coordinator.answered."""
+        with self._lock:
+            accepted = self._coordinator.answered(call, turn, self._clock())
+            self._wake()
+            return accepted
 
     # Rewards.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.types import EpisodeGroup
+from jaxrl_llm.types import Completion, EpisodeGroup
 
 _REASONS, _REASON = 8, 160  # how many reasons are told apart in a record, and by how many characters
 
@@ -55,6 +55,7 @@ def describe_groups(groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
     `reward_failures_by_reason` counts the most frequent reasons.
     """
     episodes = [episode for group in groups for episode in group.episodes]
+    completions = [episode.completion for episode in episodes]
     rewards = [episode.reward for episode in episodes if episode.reward.failed is None]
     reasons = Counter(episode.reward.failed[:_REASON] for episode in episodes if episode.reward.failed is not None)
     names = sorted({name for reward in rewards for name in reward.parts})
@@ -64,9 +65,10 @@ def describe_groups(groups: Sequence[EpisodeGroup]) -> dict[str, Any]:
         },
         "reward_mean": float(np.mean([r.value for r in rewards])) if rewards else float("nan"),
         "pass_rate": pass_rate(groups),
-        "completion_tokens_mean": float(np.mean([len(e.completion.tokens_T) for e in episodes])),
-        "truncation_rate": float(np.mean([e.completion.finish == "length" for e in episodes])),
-        "interruption_rate": float(np.mean([e.completion.forced_T.any() for e in episodes])),
+        "completion_tokens_mean": float(np.mean([len(c.tokens_T) for c in completions])),
+        "truncation_rate": float(np.mean([c.finish == "length" for c in completions])),
+        "interruption_rate": float(np.mean([not c.turns and bool(c.forced_T.any()) for c in completions])),
+        "tool_calls_mean": float(np.mean([len(c.turns) for c in completions])),
         "reward_failures": float(len(episodes) - len(rewards)),
         "reward_failures_by_reason": dict(reasons.most_common(_REASONS)),
     }
@@ -87,6 +89,18 @@ def by_source(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
 
 
 def sampled_tokens(groups: Sequence[EpisodeGroup]) -> tuple[int, int]:
-    """(prompt tokens prefilled once per group, tokens sampled)."""
-    prompts = sum(len(group.task.tokens_T) for group in groups)
-    return prompts, sum(len(e.completion.tokens_T) for group in groups for e in group.episodes)
+    """(tokens prefilled: each group's prompt once, and what every later turn of a completion begins with; tokens
+    decoded: all others)."""
+    prefilled = decoded = 0
+    for group in groups:
+        prompt = len(group.task.tokens_T)
+        prefilled += prompt
+        for completion in (episode.completion for episode in group.episodes):
+            prefilled += sum(prompt + start for start in completion.turns)
+            decoded += _decoded(completion)
+    return prefilled, decoded
+
+
+def _decoded(completion: Completion) -> int:
+    answers = int(completion.forced_T.sum()) if completion.turns else 0  # an interruption's phrase is decoded
+    return len(completion.tokens_T) - answers

@@ -1,6 +1,7 @@
 """From prompts to scored groups: samplers' threads, the threads for rewards, and the exchange they share.
 
     coordinator.admit -> sampler (weights swapped between dispatches) -> completed -> env -> EpisodeGroup -> next_groups
+                  ^----------- next turn <- tools, on threads of their own <-'
 
 A group is scored once its last sibling has ended, all siblings together and none of another group with them: what a
 reward model computes then depends on the group alone, never on what else was waiting. Several threads may score, each
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from jaxrl_llm.rollout.coordinator import Coordinator, Event
 from jaxrl_llm.rollout.exchange import Driver, Exchange
 from jaxrl_llm.rollout.statistics import age_by_length
+from jaxrl_llm.rollout.turns import Tools
 from jaxrl_llm.types import Completion, Episode, EpisodeGroup, PolicyWeights, PromptTask
 
 
@@ -29,7 +31,8 @@ class RolloutWorker:
     """Everything between the prompt stream and the trainer, from `start` to `stop`.
 
     A trainer that takes groups must publish the version it makes of them afterwards: that wakes the samplers.
-    `environment` is asked for as many groups at once as there are `scorers`.
+    `environment` is asked for as many groups at once as there are `scorers`, and `tools`, if there are any, for as many
+    calls as they take.
     """
 
     def __init__(
@@ -41,15 +44,19 @@ class RolloutWorker:
         give_up: Callable[[], bool] | None = None,
         *,
         scorers: int = 1,
+        tools: Tools | None = None,
     ):
         self.exchange = Exchange(coordinator)
         self._give_up = give_up
         self._environment, self._samplers, self._board = environment, samplers, board
-        self._rewards = [threading.Thread(target=self._score, name="rewards", daemon=True) for _ in range(scorers)]
+        self._tools = tools
+        self._threads = [threading.Thread(target=self._score, name="rewards", daemon=True) for _ in range(scorers)]
+        for _ in range(0 if tools is None else tools.at_once):
+            self._threads.append(threading.Thread(target=self._answer, name="tools", daemon=True))
 
     def start(self) -> None:
-        for scorer in self._rewards:
-            scorer.start()
+        for thread in self._threads:
+            thread.start()
         for sampler in self._samplers:
             sampler.start(self.exchange)
 
@@ -58,8 +65,8 @@ class RolloutWorker:
         self.exchange.stop()
         for sampler in self._samplers:
             sampler.stop()
-        for scorer in self._rewards:
-            scorer.join()
+        for thread in self._threads:
+            thread.join()
 
     def next_groups(self) -> list[EpisodeGroup]:
         """The next step's groups; fewer only when no prompt is left to issue.
@@ -105,5 +112,13 @@ class RolloutWorker:
             while (group := self.exchange.next_unscored()) is not None:
                 episodes = tuple(self._environment.episodes(group.task, group.completions))
                 self.exchange.scored(EpisodeGroup(group.group_id, group.task, episodes))
+        except BaseException as error:
+            self.exchange.fail(error)
+
+    def _answer(self) -> None:
+        try:
+            assert self._tools is not None
+            while (call := self.exchange.next_call()) is not None:
+                self.exchange.answered(call, self._tools.next_turn(call.task, call.completion))
         except BaseException as error:
             self.exchange.fail(error)

@@ -11,6 +11,7 @@ from jaxrl_llm.text.tokenizer import check_utf8
 from jaxrl_llm.types import SampleRequest, Sampling, UserError
 
 _UINT32 = 2**32
+_FIRST = 2**30  # what an episode's token numbers start below; limits are added to it in int32
 _GREATEST_BIAS = 100
 # Every new token's text is searched for each of them, by the thread that decodes.
 _STOP_STRINGS, _STOP_BYTES = 16, 256
@@ -37,6 +38,15 @@ def check_request(engine: PolicyEngine, request: SampleRequest) -> None:
     for name in ("seed", "stream", "sibling"):
         if not 0 <= getattr(request, name) < _UINT32:
             raise UserError(f"{name} is {getattr(request, name)}; it must be in 0 ... 2**32 - 1")
+    if not 0 <= request.first < _FIRST:
+        raise UserError(f"first is {request.first}; a completion's tokens have the numbers 0 ... 2**30 - 1")
+    needed = len(request.tokens_T) + request.sampling.max_new_tokens
+    if needed > engine.context:
+        raise UserError(
+            f"a prompt of {len(request.tokens_T)} tokens and max_new_tokens = {request.sampling.max_new_tokens} need "
+            f"{needed} places; the sampler's slots have {engine.context} (rollout.max_prompt_tokens + "
+            "rollout.max_new_tokens)"
+        )
     kept = engine.top_logprobs
     if not 0 <= request.alternatives <= kept:
         raise UserError(f"{request.alternatives} alternatives are asked for; this sampler keeps 0 to {kept}")

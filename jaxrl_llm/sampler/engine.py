@@ -81,7 +81,9 @@ class PolicyEngine(Engine):
         experts over `expert` (along which everything else is repeated).
       decode_steps: most decode steps of one `generate`; it stops earlier when no slot runs, or when enough slots have
         ended for the caller to refill them.
-      max_prompt_tokens, max_new_tokens: a slot's cache holds their sum.
+      max_prompt_tokens, max_new_tokens: most of each in one request.
+      context: a slot's cache holds so many tokens of prompt and completion; their sum by default. A smaller one serves
+        requests that trade one for the other, such as the turns of an episode.
       eos_id: the token that ends a completion; it is the completion's last token.
       dtype: of the engine's copy of the weights; activations have the model's `compute_dtype`.
       kv_dtype: of the cache; int8 keeps a float32 scale per head and position. None is `dtype`.
@@ -96,8 +98,9 @@ class PolicyEngine(Engine):
       unstack: keep each layer's weights and cache in buffers of their own (a tuple of layers instead of a stack); by
         default on CPU only, where it is faster by more than a third.
 
-    Raises UserError if slots or heads do not divide over the mesh or it splits tokens, if a prompt and its completion
-    do not fit the model's context, on buckets that do not end with max_prompt_tokens, or if an id is no token.
+    Raises UserError if slots or heads do not divide over the mesh or it splits tokens, if `context` exceeds the model's
+    or has no room for the longest prompt and a token more, on buckets that do not end with max_prompt_tokens, or if an
+    id is no token.
 
     The methods are pure functions of weights and decode state; a decode state that is passed in is donated. Nothing
     here knows requests or queues: that is the scheduler.
@@ -112,6 +115,7 @@ class PolicyEngine(Engine):
         decode_steps: int,
         max_prompt_tokens: int,
         max_new_tokens: int,
+        context: int | None = None,
         eos_id: int,
         dtype: Any = "float32",
         kv_dtype: Any = None,
@@ -135,10 +139,17 @@ class PolicyEngine(Engine):
                 f"sampler.slots {slots} does not divide over data {mesh.shape['data']} of sampler.mesh; "
                 f"use a multiple of {mesh.shape['data']}"
             )
-        if max_prompt_tokens + max_new_tokens > model.max_context:
+        if context is None:
+            context = max_prompt_tokens + max_new_tokens
+            if context > model.max_context:
+                raise UserError(
+                    f"max_prompt_tokens {max_prompt_tokens} + max_new_tokens {max_new_tokens} exceeds "
+                    f"model.max_context {model.max_context}; raise the context or lower one of them"
+                )
+        if not max(max_prompt_tokens, max_new_tokens) < context <= model.max_context:
             raise UserError(
-                f"max_prompt_tokens {max_prompt_tokens} + max_new_tokens {max_new_tokens} exceeds "
-                f"model.max_context {model.max_context}; raise the context or lower one of them"
+                f"context {context} is not above max_prompt_tokens {max_prompt_tokens} and max_new_tokens "
+                f"{max_new_tokens}, or exceeds model.max_context {model.max_context}"
             )
         if not 0 <= eos_id < model.vocab_size:
             raise UserError(f"the end-of-sequence id {eos_id} is outside the vocabulary of {model.vocab_size} tokens")
@@ -154,6 +165,7 @@ class PolicyEngine(Engine):
         self.decode_steps = decode_steps
         self.max_prompt_tokens = max_prompt_tokens
         self.max_new_tokens = max_new_tokens
+        self.context = context
         self.eos_id = eos_id
         self.interruption = interruption
         self.top_logprobs = top_logprobs
@@ -467,7 +479,7 @@ class PolicyEngine(Engine):
 
     def _init(self, version: Array) -> DecodeState:
         return DecodeState(
-            cache=self._empty_cache(self.slots, self.max_prompt_tokens + self.max_new_tokens),
+            cache=self._empty_cache(self.slots, self.context),
             slots=free_slots(self.slots, self.interruption),
             first=no_report(self.slots, self.top_logprobs),
             version=version,
@@ -544,9 +556,8 @@ class PolicyEngine(Engine):
 
         A completion's last token is not in the cache yet, and stays out.
         """
-        longest = self.max_prompt_tokens + self.max_new_tokens
-        chunk = min(self.prefill_chunk, longest)
-        tokens = np.zeros((self.slots, -(-longest // chunk) * chunk), np.int32)
+        chunk = min(self.prefill_chunk, self.context)
+        tokens = np.zeros((self.slots, -(-self.context // chunk) * chunk), np.int32)
         lengths, order = np.zeros(self.slots, np.int32), np.zeros(self.slots, np.int32)
         for place, (slot, ids) in enumerate(sequences.items()):
             tokens[slot, : len(ids) - 1] = ids[:-1]

@@ -97,7 +97,7 @@ def _no_alternatives(slots: int, alternatives: int) -> tuple[Array, Array]:
 # The table that tells the engine what enters which slot: one int32 row per entry.
 _NUMBERS = (
     "slot", "source", "seed", "stream", "sibling", "limit", "temperature", "top_k", "top_p", "min_p", "min_new",
-    "certain_limit", "lowest", "highest", "answer", "alternatives",
+    "certain_limit", "lowest", "highest", "answer", "alternatives", "first",
 )  # fmt: skip
 _FLOATS = {"temperature", "top_p", "min_p"}
 _STOPS = len(_NUMBERS)
@@ -125,6 +125,7 @@ def entry_table(entries: Sequence[Entry], rows: int, slots: int, eos_id: int) ->
     keys = [(request.seed, request.stream, request.sibling) for _, _, request in entries]
     filled[:, 2:5] = np.array(keys, np.uint32).view(np.int32)
     filled[:, _NUMBERS.index("alternatives")] = [request.alternatives for _, _, request in entries]
+    filled[:, _NUMBERS.index("first")] = [request.first for _, _, request in entries]
     return table
 
 
@@ -156,7 +157,8 @@ def read_table(table: Array, lengths_P: Array, interruption: Interruption | None
 
     rows = len(table)
     keys = request_keys(*(lax.bitcast_convert_type(column(name), jnp.uint32) for name in ("seed", "stream", "sibling")))
-    zeros = jnp.zeros(rows, jnp.int32)
+    zeros, first = jnp.zeros(rows, jnp.int32), column("first")
+    budgets = draw_budgets(keys, column("lowest"), column("highest"))
     return (
         column("slot"),
         column("source"),
@@ -164,21 +166,22 @@ def read_table(table: Array, lengths_P: Array, interruption: Interruption | None
             tokens=zeros,
             # The prompt's last token, whose logits the prefill left: the first token comes next.
             positions=lengths_P[column("source")] - 1,
-            generated=zeros,
-            limits=column("limit"),
+            # Counted from an episode's first token on, and so are the limits: keys go on where the last turn ended.
+            generated=first,
+            limits=first + column("limit"),
             status=zeros + RUNNING,
             keys=keys,
             temperatures=column("temperature"),
             top_k=column("top_k"),
             top_p=column("top_p"),
             min_p=column("min_p"),
-            min_new=column("min_new"),
+            min_new=first + column("min_new"),
             stop_ids=table[:, _STOPS:_BIASED],
             biased=table[:, _BIASED:_BIASES],
             biases=lax.bitcast_convert_type(table[:, _BIASES:], jnp.float32),
             certain_limit=column("certain_limit"),
             certain=zeros,
-            thinking_until=draw_budgets(keys, column("lowest"), column("highest")),
+            thinking_until=jnp.where(budgets > 0, first + budgets, 0),
             answer=column("answer"),
             forced=zeros + (len(interruption.phrase) if interruption else 0),
             tail=jnp.full((rows, _tail_width(interruption)), -1, jnp.int32),

@@ -92,9 +92,9 @@ def find_jail() -> Jail:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise UserError(
-            "code rewards need bubblewrap, and no bwrap is on the PATH: install it (Debian: apt-get install bubblewrap)"
+            "the sandbox needs bubblewrap, and no bwrap is on the PATH: install it (Debian: apt-get install bubblewrap)"
         )
     for tool in (_SETPRIV, _PRLIMIT):
         if not Path(tool).exists():
-            raise UserError(f"code rewards need {tool} (Debian: apt-get install util-linux)")
+            raise UserError(f"the sandbox needs {tool} (Debian: apt-get install util-linux)")
     return Jail(bwrap, filter_program(), NOBODY if os.geteuid() == 0 else None)

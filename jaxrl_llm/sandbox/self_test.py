@@ -130,9 +130,9 @@ def _run(jail: Jail, source: str, limits: Limits) -> Outcome:
     except JailError as error:
         raise UserError(
             f"the sandbox does not work here: {error}. bubblewrap needs user namespaces (in a container: allow "
-            "them, or run outside it); code rewards refuse to run without"
+            "them, or run outside it); no program is run without"
         ) from None
 
 
 def _not_contained(name: str, why: str) -> UserError:
-    return UserError(f"the sandbox does not hold here: {name} was not refused ({why}); code rewards refuse to run")
+    return UserError(f"the sandbox does not hold here: {name} was not refused ({why}); no program is run")

@@ -27,7 +27,7 @@ def filter_program() -> bytes:
         import pyseccomp  # an extra, and it looks for libseccomp as it is imported
     except (ImportError, RuntimeError, OSError) as error:
         raise UserError(
-            f"code rewards need pyseccomp and libseccomp ({error}); pip install 'jaxrl_llm[code]' (and, where Debian "
+            f"the sandbox needs pyseccomp and libseccomp ({error}); pip install 'jaxrl_llm[code]' (and, where Debian "
             "lacks it, apt-get install libseccomp2)"
         ) from None
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)

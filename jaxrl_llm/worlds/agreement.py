@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-PROTOCOL = 1
-"""Of World, Weights and Trainer in rl.proto; goes up with every change that an older side would misread."""
+PROTOCOL = 2
+"""Of World, Weights, Trainer and Sampler in rl.proto; goes up with every change that an older side would misread."""
 
 Facts = Mapping[str, str]
 

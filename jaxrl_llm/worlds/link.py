@@ -410,7 +410,7 @@ class _Life:
             prompt=requests[0].tokens_T,
             sampling=sampling_message(requests[0].sampling),
             draws=[
-                rl_pb2.Draw(seed=r.seed, stream=r.stream, sibling=r.sibling, ledger_id=name)
+                rl_pb2.Draw(seed=r.seed, stream=r.stream, sibling=r.sibling, first=r.first, ledger_id=name)
                 for r, name in zip(requests, names, strict=True)
             ],
             whole=True,

@@ -10,21 +10,24 @@ from jaxrl_llm.pipeline.schedules import random_simulation, run_schedule
 from jaxrl_llm.rollout import coordinator, issue, lag
 
 # Every rule is checked inside: no deadlock, the ledger balances, versions go up, lag stays within the bound, no token
-# comes from other weights than its version, no batch of sync or ppo_off_policy mixes versions, nothing trains twice.
+# comes from other weights than its version, no batch of sync or ppo_off_policy mixes versions, nothing trains twice,
+# every completion has all of its turns and answers in their places.
 
 
 def test_no_random_schedule_breaks_a_rule():
-    kinds, done, lags, modes = set(), set(), set(), set()
-    for seed in range(1000):
+    kinds, done, lags, modes, turns = set(), set(), set(), set(), set()
+    for seed in range(700):
         simulation, disturb = random_simulation(seed)
         books = simulation.run(max_events=5000, disturb=disturb)
         kinds |= {event.kind for event in simulation.events}
         done |= set(disturb.done)
         modes.add((simulation.trainer.coordinator.rule.mode, books.lag_max))
         lags.add(books.lag_max)
+        turns |= {simulation.spec.turns(stream, 0) for stream in range(3)}
     # The schedules do exercise what they claim to.
     assert kinds == {"joined", "left", "retried", "dropped", "straggler", "silent", "heard"}
     assert done == {"kill", "stop", "trainer"}
+    assert turns == {1, 2, 3}
     assert {mode for mode in modes if mode[0] == "pipeline"} == {("pipeline", n) for n in range(4)}
     assert {mode for mode in modes if mode[0] == "ppo_off_policy"} == {("ppo_off_policy", n) for n in range(3)}
     assert {mode for mode in modes if mode[0] == "sync"} == {("sync", 0)}
@@ -62,6 +65,11 @@ PLANTED = {
     "the missing forgotten": (coordinator, "sorted([*group.missing, *run.siblings])", "[]"),
     "a silent sampler for good": (coordinator, "known.silent = False", "pass"),
     "any answer taken": (coordinator, ANSWERED, ":"),
+    "a turn on any version": (coordinator, "[s for s in able if s.version >= newest]", "able"),
+    "the turns before forgotten": (coordinator, "completion = extended(group.turns[sibling].completion, ", "(0, "),
+    "a call lost": (coordinator, "self._calls.append(call)", "pass"),
+    "a tool's answer that begins anew": (coordinator, "group.turns[call.sibling] = turn", "pass"),
+    "scored while a tool works": (coordinator, "and not group.calls and", "and"),
     "a ledger that forgets": (issue, "self._ledger.drop(group_id, reason)\n\n", "pass\n\n"),
     "in flight forgotten at a restart": (issue, "list(self._ledger.in_flight.items())", "[]"),
 }

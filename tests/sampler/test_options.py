@@ -1,5 +1,7 @@
 """Per-request options of the sampler, through the scheduler, on a policy that shows each of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sampler_reference import (
@@ -17,9 +19,11 @@ from sampler_reference import (
 )
 from scipy import stats
 
+from jaxrl_llm.envs.turns import answered, extended
+from jaxrl_llm.rollout.turns import next_request
 from jaxrl_llm.sampler.interruption import Interruption
 from jaxrl_llm.sampler.scheduler import Scheduler
-from jaxrl_llm.types import QueueFullError, ThinkingBudget, UserError
+from jaxrl_llm.types import Completion, QueueFullError, ThinkingBudget, Turn, UserError
 
 VOCAB = CONFIG.vocab_size
 THINK = ThinkingBudget(5, 12, 6)
@@ -307,3 +311,65 @@ def test_freed_slots_are_refilled_before_the_next_dispatch(engine, params):
         done += scheduler.step(between)
     assert len(done) == 12
     assert scheduler.statistics.occupancy == 1.0
+
+
+def beginning(completion, count):
+    parts = (completion.tokens_T, completion.logprobs_T, completion.versions_T, completion.forced_T)
+    return Completion(*(part[:count] for part in parts), "stop_string")
+
+
+def test_an_episode_in_turns_is_the_one_request_it_would_have_been(long_engine, long_trainer, long_params):
+    hows = [{}, {"temperature": 2.0}, {"top_p": 0.6}, {"top_k": 3, "min_p": 0.1}]
+    asked = [request([3, 5, 7], new=LONG_NEW, stream=s, banned_ids=(EOS,), **hows[s % 4]) for s in range(16)]
+    whole = run(Scheduler(long_engine, long_params), asked)
+    firsts = [beginning(c, 1 + s) for s, c in enumerate(whole)]  # prompts of a bucket, and of more than one chunk
+    later = [next_request(r, Turn(c, LONG_NEW - len(c.tokens_T))) for r, c in zip(asked, firsts, strict=True)]
+    seconds = run(Scheduler(long_engine, long_params), later)
+    assert_same([extended(*both) for both in zip(firsts, seconds, strict=True)], whole)
+    # Keys that began anew would have drawn other tokens.
+    anew = run(Scheduler(long_engine, long_params), [replace(r, first=0) for r in later])
+    assert sum((a.tokens_T != b.tokens_T).any() for a, b in zip(anew, seconds, strict=True)) >= 15
+    # With an answer between them: log-probabilities as of one sequence of ids, but for those of the answer.
+    answers = [answered(c, np.array([9, 2], np.int32)) for c in firsts]
+    later = [next_request(r, Turn(c, 12)) for r, c in zip(asked, answers, strict=True)]
+    seconds = run(Scheduler(long_engine, long_params), later)
+    joined = [extended(*both) for both in zip(answers, seconds, strict=True)]
+    for completion, (logprobs, _) in zip(joined, long_trainer(long_params, asked, joined), strict=True):
+        sampled = ~completion.forced_T
+        np.testing.assert_allclose(completion.logprobs_T[sampled], logprobs[sampled], atol=1e-5)
+        assert (~sampled).sum() == 2
+
+
+def test_a_requests_limits_count_its_own_tokens_whatever_the_number_of_the_first(long_engine, long_params):
+    flat = long_params | {"head": np.zeros_like(long_params["head"])}
+    least = [request([3], new=30, min_new_tokens=20, stream=s) for s in range(16)]
+    think = [
+        request([3], new=LONG_NEW, thinking=ThinkingBudget(5, 5, 6), banned_ids=(EOS, 4), stream=s) for s in (1, 2)
+    ]
+    asked = [replace(r, first=9) for r in (*least, *think)]
+    completions = run(Scheduler(long_engine, flat), asked)
+    assert all(20 <= len(c.tokens_T) <= 30 for c in completions[:16])
+    assert {len(c.tokens_T) for c in completions[:16]} > {30}
+    for c in completions[16:]:
+        assert np.flatnonzero(c.forced_T).tolist() == [5, 6, 7]
+        assert len(c.tokens_T) == 5 + 3 + 6
+
+
+def test_a_first_tokens_number_is_checked(engine, params):
+    scheduler = Scheduler(engine, params)
+    for first in (-1, 2**30):
+        with pytest.raises(UserError, match=f"first is {first}"):
+            scheduler.submit([replace(request([5]), first=first)])
+
+
+def test_a_slot_may_have_less_room_than_the_longest_prompt_and_completion_need():
+    turns = make_engine(max_prompt_tokens=13, max_new_tokens=8, context=14)
+    scheduler = Scheduler(turns, make_params(CONFIG, 3), loaded=True)
+    with pytest.raises(
+        UserError, match=r"13 tokens and max_new_tokens = 2 need 15 places; the sampler's slots have 14"
+    ):
+        scheduler.submit([request(np.arange(13), new=2)])
+    assert len(scheduler.submit([request(np.arange(13), new=1), request([1] * 6, new=8)])) == 2
+    for context in (13, 17):
+        with pytest.raises(UserError, match=f"context {context} is not above max_prompt_tokens 13 and"):
+            make_engine(max_prompt_tokens=13, max_new_tokens=8, context=context)

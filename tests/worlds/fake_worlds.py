@@ -33,6 +33,7 @@ from jaxrl_llm.worlds.sampler_world import SamplerWorld
 from jaxrl_llm.worlds.shelf import Shelf
 
 P, G, LEAF = 2, 3, (300, 1000)  # a leaf of more than one chunk
+ANSWER = 77  # of every tool
 FACTS = {"model": "tiny", "tokenizer": "abc"}
 OPEN = check_access("127.0.0.1", None, None, None)
 
@@ -74,6 +75,10 @@ class FakeScheduler:
         return not self.queue
 
     def submit(self, requests):
+        for request in requests:
+            if request.first:  # behind the prompt stands the first turn with its answer, which takes their numbers
+                assert request.tokens_T.tolist()[1:] == [request.stream, request.sibling, ANSWER]
+                assert request.first == 3
         ids = list(range(self.count, self.count + len(requests)))
         self.count += len(requests)
         self.queue += zip(ids, requests, strict=True)
@@ -85,7 +90,10 @@ class FakeScheduler:
         # The weights themselves say which version they are.
         assert self.params["w"][0, 0] == self.params["w"][-1, -1] == self.version
         done, self.queue = self.queue, []
-        return [(id, self._completion(request, "stop")) for id, request in done]
+        # With tools the first of two turns ends with a call.
+        calls = [bool(request.sampling.stop_strings) and request.first == 0 for _, request in done]
+        ends = ["stop_string" if call else "stop" for call in calls]
+        return [(id, self._completion(request, end)) for (id, request), end in zip(done, ends, strict=True)]
 
     def _completion(self, request, finish):
         tokens = np.array([request.stream, request.sibling], np.int32)
@@ -224,12 +232,13 @@ class Trainer:
         lends=False,
         access=None,
         credentials=None,
+        tools=None,
         **links,
     ):
-        self.notes = []
+        self.notes, self.tools = [], tools
         tasks = [PromptTask(f"t{i}", np.array([i], np.int32), str(i), str(i), "s", "exact") for i in range(8)]
         self.issuer = GroupIssuer(PromptStream(tasks, seed=0), PassRates(retire_at=None))
-        sampling = Sampling(2)
+        sampling = Sampling(2, stop_strings=() if tools is None else (";",))
         seconds = {"heartbeat_s": 0.1, "silence_s": 30.0, "retry_s": 0.1, "push_timeout_s": 2.0} | links
         access = access or check_access("127.0.0.1", Token(token) if token else None, None, None)
         self.fleet = Fleet(
@@ -244,9 +253,14 @@ class Trainer:
             lambda kind, words, about: self.notes.append((kind, words)),
         )
         coordinator = Coordinator(
-            self.issuer, LagRule("pipeline", max_lag), prompts_per_step=P, group_size=G, back_off_s=0.05
+            self.issuer,
+            LagRule("pipeline", max_lag),
+            prompts_per_step=P,
+            group_size=G,
+            back_off_s=0.05,
+            tools=tools is not None,
         )
-        self.worker = RolloutWorker(coordinator, OneReward(), [self.fleet], self.fleet)
+        self.worker = RolloutWorker(coordinator, OneReward(), [self.fleet], self.fleet, tools=tools)
         self.max_lag, self.version, self.trained = max_lag, 0, Counter()
 
     def __enter__(self):
@@ -266,7 +280,9 @@ class Trainer:
                 self.trained[group.group_id] += 1
                 assert len(group.episodes) == G
                 for sibling, episode in enumerate(group.episodes):
-                    assert episode.completion.tokens_T.tolist() == [group.group_id, sibling]
+                    turn = [group.group_id, sibling]
+                    wanted = turn if self.tools is None else [*turn, ANSWER, *turn]
+                    assert episode.completion.tokens_T.tolist() == wanted
                     assert self.version - self.max_lag <= episode.completion.versions_T.min()
                     assert episode.completion.versions_T.max() <= self.version
             self.issuer.settle(groups, {}, groups)

@@ -5,13 +5,16 @@ import time
 from collections import Counter
 
 import jax
+import numpy as np
 import pytest
 import trustme
-from fake_worlds import FACTS, FakeSampler, Proxy, Trainer, fair, several, until, weights
+from fake_worlds import ANSWER, FACTS, FakeSampler, Proxy, Trainer, fair, several, until, weights
 
+from jaxrl_llm.envs.turns import answered
+from jaxrl_llm.rollout.turns import Tools
 from jaxrl_llm.sampler.proto import rl_pb2
 from jaxrl_llm.sampler.serving.access import Token, check_access
-from jaxrl_llm.types import RunFailedError, UserError
+from jaxrl_llm.types import RunFailedError, Turn, UserError
 from jaxrl_llm.weights.transfer import Borrower, Lender, Loan, Part
 from jaxrl_llm.worlds.agreement import PROTOCOL
 from jaxrl_llm.worlds.dialling import Credentials, own_address
@@ -51,6 +54,18 @@ def test_a_sampler_that_was_restarted_gets_the_newest_weights_first():
             trainer.balances()
             words = trainer.words("joined")
             assert words[1].startswith(f"sampler {again.address} (life 2) joined with version")
+
+
+def test_episodes_of_several_turns_go_on_wherever_there_is_room():
+    def next_turn(task, completion):
+        return Turn(answered(completion, np.array([ANSWER], np.int32)), more=2)
+
+    with several(2) as (one, other), Trainer(one.address, other.address, tools=Tools(next_turn, 2)) as trainer:
+        trainer.train(6)
+        trainer.balances()
+        one.__exit__()
+        trainer.train(3)
+        trainer.balances()
 
 
 def test_a_push_cut_halfway_is_begun_anew_and_never_half_applied():

@@ -69,16 +69,18 @@ class Bias(_message.Message):
     def __init__(self, id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Draw(_message.Message):
-    __slots__ = ("seed", "stream", "sibling", "ledger_id")
+    __slots__ = ("seed", "stream", "sibling", "ledger_id", "first")
     SEED_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SIBLING_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     seed: int
     stream: int
     sibling: int
     ledger_id: str
-    def __init__(self, seed: _Optional[int] = ..., stream: _Optional[int] = ..., sibling: _Optional[int] = ..., ledger_id: _Optional[str] = ...) -> None: ...
+    first: int
+    def __init__(self, seed: _Optional[int] = ..., stream: _Optional[int] = ..., sibling: _Optional[int] = ..., ledger_id: _Optional[str] = ..., first: _Optional[int] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
     __slots__ = ("prompt", "sampling", "draws", "whole")

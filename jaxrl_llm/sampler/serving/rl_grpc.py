@@ -134,7 +134,10 @@ async def _done(future, context: grpc.aio.ServicerContext) -> None:
 
 def _requests(request: rl_pb2.SampleRequest) -> list[SampleRequest]:
     sampling, prompt = _sampling(request.sampling), np.array(request.prompt, np.int32)
-    return [SampleRequest(prompt, sampling, draw.seed, draw.stream, draw.sibling) for draw in request.draws]
+    return [
+        SampleRequest(prompt, sampling, draw.seed, draw.stream, draw.sibling, first=draw.first)
+        for draw in request.draws
+    ]
 
 
 def _sampling(asked: rl_pb2.Sampling) -> Sampling:
