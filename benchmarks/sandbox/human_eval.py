@@ -2,7 +2,8 @@
 
     python benchmarks/sandbox/human_eval.py [--workers 2] [--repeats 3]
 
-All 164 canonical solutions before their tests, each in a jail of its own; in turns with as many bare `python3 -I -c pass`.
+All 164 canonical solutions before their tests, each in a jail of its own; in turns with as many bare
+`python3 -I -c pass`.
 """
 
 import argparse
