@@ -12,27 +12,37 @@ from functools import partial
 
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.procedural import Cell
+from jaxrl_llm.types import UserError
 
 _OPERATIONS = "+-*"
 _INPUTS = (-7, 0, 1, 12, 100)
+_MOST_DIGITS = 4000  # Python refuses to write more than 4,300
 
 
 def programs(*, low: int, high: int, shortest: int, longest: int) -> list[Cell]:
     """Functions of `shortest` to `longest` steps, each adding, subtracting or multiplying by a number low..high; a cell
-    for each length. Their answers are tests for the sandbox, their solutions one-line programs."""
-    steps = [(operation, number) for operation in _OPERATIONS for number in range(low, high + 1)]
-    return [Cell(len(steps) ** length, partial(_program, steps, length)) for length in range(shortest, longest + 1)]
+    for each length. Their answers are tests for the sandbox, their solutions one-line programs.
+
+    Raises UserError where values would have more digits than Python writes.
+    """
+    if longest * len(str(high)) > _MOST_DIGITS:
+        raise UserError(f"longest = {longest} steps by numbers up to {high} make values too long to write; lower one")
+    base = high - low + 1
+    return [
+        Cell((len(_OPERATIONS) * base) ** length, partial(_program, low, base, length))
+        for length in range(shortest, longest + 1)
+    ]
 
 
-def _program(steps: Sequence[tuple[str, int]], length: int, number: int) -> Problem:
-    chosen = []
+def _program(low: int, base: int, length: int, number: int) -> Problem:
+    steps = []
     for _ in range(length):
-        number, step = divmod(number, len(steps))
-        chosen.append(steps[step])
-    told = " ".join(f"{operation}{operand}" for operation, operand in chosen)
-    returned = [_applied(chosen, x) for x in _INPUTS]
+        number, step = divmod(number, len(_OPERATIONS) * base)
+        steps.append((_OPERATIONS[step // base], low + step % base))
+    told = " ".join(f"{operation}{operand}" for operation, operand in steps)
+    returned = [_applied(steps, x) for x in _INPUTS]
     tests = {"entry_point": "f", "check": f"assert [f(x) for x in {_INPUTS}] == {returned}"}
-    return Problem(told, f"code {told}:", json.dumps(tests), f"f=lambda x:{_expression(chosen)}")
+    return Problem(told, f"code {told}:", json.dumps(tests), f"f=lambda x:{_expression(steps)}")
 
 
 def _applied(steps: Sequence[tuple[str, int]], x: int) -> int:

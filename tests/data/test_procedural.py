@@ -158,6 +158,10 @@ def test_too_many_to_list_and_divisions_by_zero_are_errors():
         split_cells(arithmetic("three_terms", low=1, high=999), heldout=1, train=None, seed=0)
     with pytest.raises(UserError, match="remainder divides by every operand, and low = 0"):
         arithmetic("remainder", low=0, high=3)
+    with pytest.raises(UserError, match="longest = 2001 steps by numbers up to 10 make values too long"):
+        programs(low=1, high=10, shortest=1, longest=2001)
+    (enormous,) = programs(low=1, high=10**9, shortest=400, longest=400)
+    assert passes(*(lambda problem: (problem.answer, problem.solution))(enormous.make(enormous.size - 1)))
 
 
 def passes(tests, program):
