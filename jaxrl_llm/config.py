@@ -293,6 +293,11 @@ class FieldsConfig(Section):
     prompt: str = Field("prompt", min_length=1, description="field with the prompt")
     answer: str = Field("answer", min_length=1, description="field with the answer that the reward compares with")
     id: str | None = Field(None, min_length=1, description="field with an id, unique in the source; null numbers rows")
+    solution: str | None = Field(
+        None,
+        min_length=1,
+        description="field with a right completion, for the warm-up; null where there is none, or where the reward compares texts, so that the answer is one",
+    )
 
 
 # What each kind of source takes besides name, kind, weight, reward, system_prompt and template, with its defaults.
@@ -301,6 +306,7 @@ _SOURCE_KEYS: dict[str, dict[str, Any]] = {
     "sorting": {"low": 0, "high": 9, "shortest": 2, "longest": 6, "heldout": 1000, "train": 10000},
     "copying": {"alphabet": "abcdefghij", "shortest": 1, "longest": 8, "heldout": 1000, "train": 10000},
     "counting": {"alphabet": "abc", "shortest": 1, "longest": 8, "heldout": 1000, "train": 10000},
+    "programs": {"low": 1, "high": 9, "shortest": 1, "longest": 3, "heldout": 1000, "train": 10000},
     "reasoning_gym": {"task": None, "options": {}, "heldout": 1000, "train": 10000},
     "jsonl": {"path": None, "heldout_path": None, "heldout": 0, "fields": {}, "answer_after": None},
     "parquet": {"path": None, "heldout_path": None, "heldout": 0, "fields": {}, "answer_after": None},
@@ -317,6 +323,9 @@ _SOURCE_KEYS: dict[str, dict[str, Any]] = {
 }
 _OWN_KEYS = tuple(dict.fromkeys(key for keys in _SOURCE_KEYS.values() for key in keys))
 
+COMPARING = ("exact", "normalised")
+"""The rewards that compare a completion with the answer as texts, so that the answer is a right completion."""
+
 
 class SourceConfig(Section):
     """One source of prompts. A key that its kind does not take must be left out; docs/data.md has the kinds."""
@@ -325,12 +334,23 @@ class SourceConfig(Section):
         description="names the source in task ids, records and overrides (data.sources.NAME.key=value)"
     )
     kind: Literal[
-        "arithmetic", "sorting", "copying", "counting", "reasoning_gym", "jsonl", "parquet", "arrayrecord", "hf"
+        "arithmetic",
+        "sorting",
+        "copying",
+        "counting",
+        "programs",
+        "reasoning_gym",
+        "jsonl",
+        "parquet",
+        "arrayrecord",
+        "hf",
     ] = Field(
-        description="procedural tasks (arithmetic, sorting, copying, counting, reasoning_gym), or rows of a file (jsonl, parquet, arrayrecord) or of a Hugging Face data set (hf)"
+        description="procedural tasks (arithmetic, sorting, copying, counting, programs, reasoning_gym), or rows of a file (jsonl, parquet, arrayrecord) or of a Hugging Face data set (hf)"
     )
     weight: Float = Field(1.0, gt=0, description="share of the mixture, relative to the other sources' weights")
-    reward: str = Field("exact", min_length=1, description="the reward that scores it, see docs/data.md")
+    reward: str = Field(
+        "exact", min_length=1, description="the reward that scores it, see docs/data.md; of kind programs it is code"
+    )
     system_prompt: str | None = Field(
         None, min_length=1, description="a system message before the prompt; needs tokenizer.chat_template"
     )
@@ -342,13 +362,17 @@ class SourceConfig(Section):
         description="arithmetic: addition '37+25=', echo_addition '37 + 25 =' answered '37 + 25 = 62', subtraction, multiplication, division, remainder, three_terms; reasoning_gym: one of the allow-list",
     )
     options: dict[str, Any] | None = Field(None, description="reasoning_gym: parameters of its generator")
-    low: Int | None = Field(None, ge=0, description="arithmetic: smallest operand; sorting: smallest number")
-    high: Int | None = Field(None, ge=0, description="arithmetic: largest operand; sorting: largest number")
+    low: Int | None = Field(None, ge=0, description="arithmetic, programs: smallest operand; sorting: smallest number")
+    high: Int | None = Field(None, ge=0, description="arithmetic, programs: largest operand; sorting: largest number")
     alphabet: str | None = Field(
         None, min_length=1, description="copying, counting: the letters that texts are made of"
     )
-    shortest: Int | None = Field(None, gt=0, description="sorting, copying, counting: fewest numbers or letters")
-    longest: Int | None = Field(None, gt=0, description="sorting, copying, counting: most numbers or letters")
+    shortest: Int | None = Field(
+        None, gt=0, description="sorting, copying, counting, programs: fewest numbers, letters or steps"
+    )
+    longest: Int | None = Field(
+        None, gt=0, description="sorting, copying, counting, programs: most numbers, letters or steps"
+    )
     path: str | None = Field(
         None, description="the file with the training rows; hf: a saved data set's folder or OWNER/NAME on the Hub"
     )
@@ -382,7 +406,8 @@ class SourceConfig(Section):
         own = _SOURCE_KEYS[tree["kind"]]
         # null stands for the default, except that `train` may be null.
         given = {key: value for key, value in tree.items() if key not in _OWN_KEYS or value is not None}
-        return own | given | ({"train": tree["train"]} if "train" in own and "train" in tree else {})
+        scored = {"reward": "code"} if tree["kind"] == "programs" else {}
+        return scored | own | given | ({"train": tree["train"]} if "train" in own and "train" in tree else {})
 
     @model_validator(mode="after")
     def _only_own_keys(self):
@@ -402,6 +427,15 @@ class SourceConfig(Section):
             raise ValueError(f"alphabet {self.alphabet!r} names a letter twice")
         if self.template.count("{prompt}") != 1:
             raise ValueError(f"template {self.template!r} must hold {{prompt}} once")
+        if self.kind == "programs" and self.reward in (*COMPARING, "math"):
+            raise ValueError(
+                f"reward {self.reward} reads texts; programs are run, by reward code or a function of yours"
+            )
+        if self.fields is not None and self.fields.solution is not None and self.reward in COMPARING:
+            raise ValueError(
+                f"fields.solution {self.fields.solution!r} is given, but with reward {self.reward} the answer is the "
+                "right completion; leave it out"
+            )
         if self.heldout and (self.heldout_path or self.heldout_split):
             raise ValueError(
                 "heldout draws from the training rows, but the held-out rows have a place of their own; set one of the two"

@@ -36,7 +36,8 @@ class PromptTask:
     """One prompt and what its reward needs to know.
 
     `task_id` is "<source>/<id>", unique over all sources and stable; `tokens_T` (int32 [T]) is exactly what the policy
-    is given, `prompt` the same as text without the chat template. `reward` names what scores it by `answer`.
+    is given, `prompt` the same as text without the chat template. `reward` names what scores it by `answer`. `gold` is
+    a completion that is right, word for word, or None where none is known.
     """
 
     task_id: str
@@ -45,6 +46,7 @@ class PromptTask:
     answer: str
     source: str
     reward: str
+    gold: str | None = None
 
 
 class QueueFullError(RuntimeError):

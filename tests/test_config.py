@@ -47,6 +47,16 @@ def test_override_numbers(tmp_path, text, value):
         ("rollout: {max_new_tokens: 60}", None, r"16 \+ .*60 = 76 exceeds model.max_context 64"),
         ("data: {sources: []}", None, r"data in .*: sources is empty"),
         ("data: {sources: [{name: a, kind: sorting, path: x}]}", None, r"path 'x' is not a key of kind sorting, which"),
+        (
+            "data: {sources: [{name: a, kind: programs, reward: exact}]}",
+            None,
+            r"reward exact reads texts; programs are run, by reward code or",
+        ),
+        (
+            "data: {sources: [{name: a, kind: jsonl, path: x, fields: {solution: s}}]}",
+            None,
+            r"with reward exact the answer is the right completion; leave it out",
+        ),
         ("data: {sources: [{name: a, kind: jsonl}]}", None, r"path is missing, which a source of kind jsonl needs"),
         ("data: {sources: [{name: a, kind: csv}]}", None, r"data.sources.0.kind = 'csv' in "),
         ("data: {sources: [{name: a/b, kind: sorting}]}", None, r"data.sources.0.name = 'a/b' in .*pattern"),

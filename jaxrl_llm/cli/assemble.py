@@ -243,19 +243,22 @@ def initial_params(setup: SamplerSetup) -> Params | None:
 def supervised_examples(
     setup: Setup,
 ) -> Callable[[int], tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
-    """step -> (prompts, gold completions with the end-of-sequence token) drawn from the training problems.
+    """step -> (prompts, gold completions with the end-of-sequence token), of the training problems that have one.
 
-    Only an answer that must be repeated exactly is a completion. Raises UserError if there is none.
+    Raises UserError if none has.
     """
     config, tokenizer = setup.config, setup.tokenizer
-    tasks = [task for task in setup.train_tasks if task.reward == "exact"]
-    if not tasks:
-        raise UserError("sft.steps needs a source with reward exact: only its answers are completions; set it to 0")
-    gold = [np.array([*tokenizer.encode(task.answer), tokenizer.eos_id], np.int32) for task in tasks]
+    known = [(task.tokens_T, task.gold) for task in setup.train_tasks if task.gold is not None]
+    if not known:
+        raise UserError(
+            "sft.steps needs right completions: a source with reward exact or normalised, of kind programs, or with "
+            "fields.solution; set it to 0"
+        )
+    gold = [np.array([*tokenizer.encode(text), tokenizer.eos_id], np.int32) for _, text in known]
 
     def draw(step: int) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
         chosen = np.random.default_rng([config.seed, step]).choice(len(gold), config.sft.examples_per_step)
-        return [tasks[i].tokens_T for i in chosen], [gold[i] for i in chosen]
+        return [known[i][0] for i in chosen], [gold[i] for i in chosen]
 
     return draw
 

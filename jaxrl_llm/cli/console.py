@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.scaling.eval_log import VALUE, source_names
 
 _COLUMNS = (
     ("step", "step", "{:.0f}"),
@@ -70,7 +71,9 @@ class Progress:
         if self._live:
             self._live.update(self._table())
         else:
-            self.say(f"step {record['step']}: held-out {record['metric']} {record['value']:.4f}")
+            apart = ", ".join(f"{name} {record[f'{VALUE}/{name}']:.4f}" for name in source_names([record]))
+            text = f"step {record['step']}: held-out {record['metric']} {record[VALUE]:.4f}"
+            self.say(f"{text} ({apart})" if apart else text)
 
     def _print(self, row: Mapping[str, Any]) -> None:
         self._printed = time.monotonic()

@@ -46,8 +46,9 @@ def number_or_percent(text: str | None, option: str) -> tuple[float | None, floa
 
 
 def read_all(paths: Iterable[Path], x: str | None, y: str | None, group: str | None) -> list[NamedCurve]:
-    """The curves of all sources under names of their own: a name that stands twice gets its file's before it."""
-    found = [curve for path in paths for curve in read_curves(path, x=x, y=y, group=group)]
+    """The curves of all files, of a mixture's run those of its sources too, under names of their own: a name that
+    stands twice gets its file's before it."""
+    found = [curve for path in paths for curve in read_curves(path, x=x, y=y, group=group, by_source=True)]
     names = Counter(curve.name for curve in found)
     unique = [replace(c, name=f"{c.path}:{c.name}") if names[c.name] > 1 else c for c in found]
     twice = [name for name, count in Counter(c.name for c in unique).items() if count > 1]

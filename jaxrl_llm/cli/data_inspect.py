@@ -73,6 +73,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         for side, rows in (("train", source["rows"]), ("held out", source["heldout_rows"])):
             for row in rows:
                 yield f"  {side} {row['task_id']} ({len(row['tokens'])} tokens): {row['prompt']!r} -> {row['answer']!r}"
+                if row["gold"] not in (None, row["answer"]):
+                    yield f"    right completion {row['gold']!r}"
                 yield f"    ids {' '.join(map(str, row['tokens'][:32]))}{' ...' if len(row['tokens']) > 32 else ''}"
                 yield f"    read back {row['decoded']!r}"
     yield ""
@@ -85,8 +87,13 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 def _row(task: PromptTask, decode) -> dict[str, Any]:
     ids = task.tokens_T.tolist()
     return {
-        "task_id": task.task_id, "prompt": task.prompt, "answer": task.answer, "tokens": ids, "decoded": decode(ids)
-    }  # fmt: skip
+        "task_id": task.task_id,
+        "prompt": task.prompt,
+        "answer": task.answer,
+        "gold": task.gold,
+        "tokens": ids,
+        "decoded": decode(ids),
+    }
 
 
 def _spread(counts: Sequence[int]) -> dict[str, float]:

@@ -19,8 +19,13 @@ from jaxrl_llm.types import PromptTask, UserError
 
 
 def texts(sources: Sequence[Source]) -> list[str]:
-    """The training text that a tokenizer is made of."""
-    return [source.user_text(problem) + problem.answer for source in sources for problem in source.split.train]
+    """The training text that a tokenizer is made of: of each problem the prompt and the right completion, or the answer
+    where none is known."""
+    return [
+        source.user_text(problem) + (source.gold(problem) or problem.answer)
+        for source in sources
+        for problem in source.split.train
+    ]
 
 
 def encoded(config: RunConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> list[SourceTasks]:

@@ -231,10 +231,9 @@ def _finish(run_dir: Path, outcome: Outcome, steps: int, log: RunLog, progress: 
     facts = summarise(run_dir)
     if outcome.message:
         progress.say(outcome.message)
-    progress.say(
-        f"{outcome.state} at step {outcome.step} of {steps}: held-out {facts['metric']} "
-        f"{_short(facts['eval_first'])} -> {_short(facts['eval_last'])}"
-    )
+    curves = {f"held-out {facts['metric']}": facts} | facts["sources"]
+    reached = ", ".join(f"{name} {_short(f['eval_first'])} -> {_short(f['eval_last'])}" for name, f in curves.items())
+    progress.say(f"{outcome.state} at step {outcome.step} of {steps}: {reached}")
     progress.say(f"report: {path}")
 
 

@@ -13,9 +13,16 @@ from jaxrl_llm.types import UserError
 
 
 def read_problems(
-    rows: Rows, *, prompt: str, answer: str, id: str | None = None, answer_after: str | None = None
+    rows: Rows,
+    *,
+    prompt: str,
+    answer: str,
+    id: str | None = None,
+    answer_after: str | None = None,
+    solution: str | None = None,
 ) -> list[Problem]:
-    """The problems of `rows`, with their fields `prompt`, `answer` and `id`; without `id` rows are numbered from 1.
+    """The problems of `rows`, with their fields `prompt`, `answer`, `id` and `solution`; without `id` rows are numbered
+    from 1.
 
     Prompts are strings; an answer or an id may be a whole number too, and is written in digits. With `answer_after` the
     answer is what follows the last such mark. White space around an answer is cut off. Raises UserError naming the
@@ -36,7 +43,8 @@ def read_problems(
         if name in seen:
             raise UserError(f"{row.where}: id {name!r} stands at {seen[name]} already; ids must differ")
         seen[name] = row.where
-        return Problem(name, _text(row, prompt, numbers=False), text)
+        right = None if solution is None else _text(row, solution, numbers=False)
+        return Problem(name, _text(row, prompt, numbers=False), text, right)
 
     dataset = grain.MapDataset.source(rows).map_with_index(problem)
     return [found for index in range(len(dataset)) if (found := dataset[index]) is not None]

@@ -5,11 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One question with what its reward compares with. `id` is unique and stable within its source."""
+    """One question with what its reward goes by. `id` is unique and stable within its source.
+
+    `solution` is a completion that is right, where one is known and `answer` itself is none: a program that passes the
+    tests, a derivation that ends with the number.
+    """
 
     id: str
     prompt: str
     answer: str
+    solution: str | None = None
 
 
 @dataclass(frozen=True)

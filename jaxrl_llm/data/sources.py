@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxrl_llm.config import FieldsConfig, SourceConfig
+from jaxrl_llm.config import COMPARING, FieldsConfig, SourceConfig
 from jaxrl_llm.data.arithmetic import arithmetic
 from jaxrl_llm.data.declared import hold_out, read_problems
 from jaxrl_llm.data.problem import Problem, Split
 from jaxrl_llm.data.procedural import Cell, split_cells
+from jaxrl_llm.data.programs import programs
 from jaxrl_llm.data.prompts import overlaps, plain_text
 from jaxrl_llm.data.reasoning_gym import reasoning_gym
 from jaxrl_llm.data.rows import ArrayRecords, JsonLines, Rows, hugging_face, parquet
@@ -17,8 +18,6 @@ from jaxrl_llm.data.sequences import copying, counting, sorting
 from jaxrl_llm.types import PromptTask, UserError
 
 Encode = Callable[[str, str | None], Sequence[int]]  # (the user's text, the system's) -> the prompt's ids
-
-_REPEATED = ("exact", "normalised")  # rewards whose answers a completion must hold, word for word
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,10 @@ class Source:
     def user_text(self, problem: Problem) -> str:
         """What the user says."""
         return self.how.template.replace("{prompt}", problem.prompt)
+
+    def gold(self, problem: Problem) -> str | None:
+        """A completion that is right, where one is known: the answer itself if the reward compares texts."""
+        return problem.answer if self.how.reward in COMPARING else problem.solution
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def find_overlaps(sources: Sequence[Source]) -> dict[tuple[str, str], int]:
 def encode_source(
     source: Source,
     encode: Encode,
-    encode_answer: Callable[[str], Sequence[int]],
+    encode_completion: Callable[[str], Sequence[int]],
     *,
     max_prompt_tokens: int,
     max_new_tokens: int,
@@ -84,7 +87,7 @@ def encode_source(
     """The source in tokens; with `too_long` "drop", prompts of more than `max_prompt_tokens` are left out.
 
     Raises UserError naming the task for a text that has no tokens or characters without any, for such a prompt with
-    "refuse", and for an answer that must be repeated exactly and that no completion can hold.
+    "refuse", and for a known right completion that is longer than any may be.
     """
     how, name, left_out = source.how, source.how.name, 0
 
@@ -95,7 +98,8 @@ def encode_source(
             task_id, text = f"{name}/{problem.id}", source.user_text(problem)
             try:
                 ids = encode(text, how.system_prompt)
-                needed = len(encode_answer(problem.answer)) + 1 if how.reward in _REPEATED else 0
+                gold = source.gold(problem)
+                needed = 0 if gold is None else len(encode_completion(gold)) + 1
             except UserError as error:
                 raise UserError(f"{task_id}: {error}") from None
             if not ids:
@@ -110,10 +114,11 @@ def encode_source(
                 continue
             if needed > max_new_tokens:
                 raise UserError(
-                    f"answer {_short(problem.answer)} ({task_id}) needs {needed} tokens with its end, more than "
-                    f"rollout.max_new_tokens = {max_new_tokens}; raise it"
+                    f"the right completion {_short(str(gold))} ({task_id}) needs {needed} tokens with its end, more "
+                    f"than rollout.max_new_tokens = {max_new_tokens}; raise it"
                 )
-            found.append(PromptTask(task_id, np.array(ids, np.int32), text, problem.answer, name, how.reward))
+            tokens_T = np.array(ids, np.int32)
+            found.append(PromptTask(task_id, tokens_T, text, problem.answer, name, how.reward, gold))
         return found
 
     train, heldout = tasks(source.split.train), tasks(source.split.heldout)
@@ -149,12 +154,20 @@ _CELLS: Mapping[str, tuple[Callable[..., list[Cell]], tuple[str, ...]]] = {
     "sorting": (sorting, ("low", "high", "shortest", "longest")),
     "copying": (copying, ("alphabet", "shortest", "longest")),
     "counting": (counting, ("alphabet", "shortest", "longest")),
+    "programs": (programs, ("low", "high", "shortest", "longest")),
 }
 
 
 def _problems(how: SourceConfig, rows: Rows) -> list[Problem]:
     fields = how.fields or FieldsConfig()
-    return read_problems(rows, prompt=fields.prompt, answer=fields.answer, id=fields.id, answer_after=how.answer_after)
+    return read_problems(
+        rows,
+        prompt=fields.prompt,
+        answer=fields.answer,
+        id=fields.id,
+        answer_after=how.answer_after,
+        solution=fields.solution,
+    )
 
 
 def _rows(how: SourceConfig, path: str, split: str) -> Rows:
@@ -165,7 +178,8 @@ def _rows(how: SourceConfig, path: str, split: str) -> Rows:
         case "arrayrecord":
             return ArrayRecords(path)
         case "parquet":
-            return parquet(path, [name for name in (fields.prompt, fields.answer, fields.id) if name is not None])
+            named = (fields.prompt, fields.answer, fields.id, fields.solution)
+            return parquet(path, [name for name in named if name is not None])
         case "hf":
             return hugging_face(path, split=split, revision=how.revision)
     raise AssertionError(f"kind {how.kind} has no rows")

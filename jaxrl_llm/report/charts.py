@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from jaxrl_llm.report.run_files import RunFiles, last, series
-from jaxrl_llm.scaling.plots import CURVE, FITTED, HELD_OUT, INK, MUTED, new_axes
+from jaxrl_llm.scaling.eval_log import VALUE
+from jaxrl_llm.scaling.plots import COLOURS, CURVE, FITTED, HELD_OUT, INK, MUTED, new_axes
 
 _MOST_POINTS = 600  # per line; longer runs are binned
 _WARNING_TRUNCATION = 0.10  # 10 to 15 % of truncated completions usually precede instability (ScaleRL)
@@ -25,7 +26,7 @@ def image(figure: Figure) -> str:
 
 
 def accuracy(run: RunFiles) -> Figure | None:
-    """Held-out metric and training pass rate against optimizer steps."""
+    """Held-out metric, of a mixture's sources too, and training pass rate against optimizer steps."""
     steps, values = series(run.evaluations, "value")
     trained = series(run.metrics, "pass_rate")
     if not steps.size and not trained[0].size:
@@ -36,6 +37,9 @@ def accuracy(run: RunFiles) -> Figure | None:
     if steps.size:
         label = f"held out, {run.metric}".replace("$", r"\$")
         axes.plot(steps, values, "o-", color=HELD_OUT, ms=5, lw=1.8, label=label)
+    for place, source in enumerate(run.sources):
+        colour = COLOURS[(place + 2) % len(COLOURS)]  # the first two are the lines above
+        axes.plot(*series(run.evaluations, f"{VALUE}/{source}"), "o-", color=colour, ms=3.5, lw=1.2, label=source)
     axes.set_ylim(-0.03, 1.03)
     return _finished(figure)
 

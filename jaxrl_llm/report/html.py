@@ -10,7 +10,7 @@ import jinja2
 import numpy as np
 
 from jaxrl_llm.report import charts
-from jaxrl_llm.report.fitting import DEFAULT_AXIS, describe_fits, forecast_run, write_atomically
+from jaxrl_llm.report.fitting import DEFAULT_AXIS, describe_fits, forecast_run, forecast_sources, write_atomically
 from jaxrl_llm.report.run_files import Record, RunFiles, number, read_run
 from jaxrl_llm.report.summary import summarise_files
 from jaxrl_llm.report.template import PAGE
@@ -35,8 +35,8 @@ def write_report(run_dir: str | Path) -> Path:
 
 def render_report(run: RunFiles) -> str:
     """The page as text."""
-    forecasts = forecast_run(run)
-    summary = summarise_files(run, describe_fits(run, forecasts))
+    forecasts, by_source = forecast_run(run), forecast_sources(run)
+    summary = summarise_files(run, describe_fits(run, forecasts, by_source))
     main = forecasts[DEFAULT_AXIS]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(PAGE).render(
@@ -44,10 +44,13 @@ def render_report(run: RunFiles) -> str:
         state=summary["state"],
         summary=summary,
         tiles=_tiles(summary),
-        warnings=_warnings(run, summary, main),
+        warnings=_warnings(run, summary, main, by_source),
         reason=main.reason,
-        curve_figures=_curve_figures(run, main),
-        fit_rows=_fit_rows(forecasts),
+        curve_figures=_curve_figures(run, main) + _source_figures(run, by_source),
+        fit_rows=_fit_rows(
+            {_AXIS_NAMES[axis]: found for axis, found in forecasts.items()}
+            | {f"{name} over {_AXIS_NAMES[DEFAULT_AXIS]}": found for name, found in by_source.items()}
+        ),
         charts=[
             {
                 "id": title.lower().replace(" ", "-"),
@@ -95,8 +98,11 @@ def _text(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _warnings(run: RunFiles, summary: Mapping[str, Any], main: Forecast) -> list[str]:
-    found = [f"Forecast: {text}." for text in (main.fit.warnings if main.fit else ())]
+def _warnings(
+    run: RunFiles, summary: Mapping[str, Any], main: Forecast, by_source: Mapping[str, Forecast]
+) -> list[str]:
+    named = {"Forecast": main} | {f"Forecast of {name}": forecast for name, forecast in by_source.items()}
+    found = [f"{name}: {text}." for name, f in named.items() for text in (f.fit.warnings if f.fit else ())]
     if (
         summary["lag_max"] is not None
         and summary["lag_bound"] is not None
@@ -149,10 +155,22 @@ def _curve_figures(run: RunFiles, main: Forecast) -> list[dict[str, str]]:
     ]
 
 
+def _source_figures(run: RunFiles, by_source: Mapping[str, Forecast]) -> list[dict[str, str]]:
+    """The curve of each source of a mixture."""
+    metric = run.metric or "reward"
+    return [
+        {
+            "title": f"Evaluation curve of {name}",
+            "src": charts.image(forecast_figure(found, y_label=f"{metric}, {name}".replace("$", r"\$"))),
+        }
+        for name, found in by_source.items()
+        if len(found.curve) > 1
+    ]
+
+
 def _fit_rows(forecasts: Mapping[str, Forecast]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for axis, found in forecasts.items():
-        name = _AXIS_NAMES[axis]
+    for name, found in forecasts.items():
         parts = [(f"first half, {name}", found.fit, found.reason, found.forecast_error)]
         parts.append((f"entire curve, {name}", found.full, found.full_reason, None))
         for label, part, reason, error in parts:

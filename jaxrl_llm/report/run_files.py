@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.scaling.curves import Axis, Curve
-from jaxrl_llm.scaling.eval_log import RUN_FILES, Record, is_run, number, read_lines
+from jaxrl_llm.scaling.eval_log import RUN_FILES, VALUE, Record, is_run, number, read_lines, source_names
 from jaxrl_llm.types import UserError
 
 
@@ -40,10 +40,19 @@ class RunFiles:
         """Name of the evaluation metric, such as "mean@4"."""
         return str(self.evaluations[-1].get("metric", "reward")) if self.evaluations else None
 
-    def curve(self, axis: Axis) -> Curve:
-        """The evaluation curve over one compute axis. UserError where a line does not say one of the two numbers."""
+    @property
+    def sources(self) -> list[str]:
+        """The sources of a mixture, which were evaluated apart; none of a run with one."""
+        return source_names(self.evaluations)
+
+    def curve(self, axis: Axis, source: str | None = None) -> Curve:
+        """The evaluation curve over one compute axis, of all prompts or of one source's.
+
+        UserError where a line does not say one of the two numbers.
+        """
+        value = VALUE if source is None else f"{VALUE}/{source}"
         for line in self.evaluations:
-            for key in (axis, "value"):
+            for key in (axis, value):
                 if not math.isfinite(number(line, key)):
                     raise UserError(
                         f"eval.jsonl records no {key} at step {line['step']} ({line.get(key)!r}); "
@@ -51,7 +60,7 @@ class RunFiles:
                     )
         return Curve(
             np.array([number(line, axis) for line in self.evaluations]),
-            np.array([number(line, "value") for line in self.evaluations]),
+            np.array([number(line, value) for line in self.evaluations]),
         )
 
 

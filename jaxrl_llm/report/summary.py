@@ -1,7 +1,7 @@
 """One JSON object that says how a run went, from its files alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm.report.fitting import stored_or_new_fit
 from jaxrl_llm.report.run_files import Record, RunFiles, last, number, read_run, series
+from jaxrl_llm.scaling.eval_log import VALUE
 
 
 def summarise(run_dir: str | Path) -> dict[str, Any]:
@@ -16,8 +17,9 @@ def summarise(run_dir: str | Path) -> dict[str, Any]:
 
     `steps` are the steps done, `steps_planned` those asked for. `fit` is the sigmoid fitted on the first half of the
     evaluation curve (by FLOPs), None with a `fit_reason` where that half cannot carry one; `forecast_error` is its
-    mean absolute error on the second half. `truncation_rate` is over all training completions, the other rates and
-    maxima over all steps, counts are cumulative. Raises UserError if the directory is not a run's.
+    mean absolute error on the second half; `sources` has these of each source of a mixture alone. `truncation_rate` is
+    over all training completions, the other rates and maxima over all steps, counts are cumulative. Raises UserError if
+    the directory is not a run's.
     """
     run = read_run(run_dir)
     return summarise_files(run, stored_or_new_fit(run))
@@ -25,8 +27,7 @@ def summarise(run_dir: str | Path) -> dict[str, Any]:
 
 def summarise_files(run: RunFiles, fits: dict[str, Any]) -> dict[str, Any]:
     """`summarise` for files already read and fits (the contents of fit.json) already made."""
-    _, values = series(run.evaluations, "value")
-    fit, metrics = fits["fit"], run.metrics
+    metrics = run.metrics
     steps = number(run.state, "step", number(metrics[-1], "step") if metrics else 0)
     wall = last(metrics, "wall_s")
     return {
@@ -37,15 +38,9 @@ def summarise_files(run: RunFiles, fits: dict[str, Any]) -> dict[str, Any]:
         "steps_planned": _count(run.state.get("steps")),
         "metric": run.metric,
         "evaluations": len(run.evaluations),
-        "eval_first": _plain(values[0]) if values.size else None,
-        "eval_last": _plain(values[-1]) if values.size else None,
-        "eval_best": _plain(values.max()) if values.size else None,
-        "fit": None
-        if fit is None
-        else {key: fit[key] for key in ("law", "A", "B", "C_mid", "R0", "interval", "undetermined", "warnings")},
+        **_curve(run, VALUE, fits),
         "fit_axis": fits["axis"],
-        "fit_reason": fits["reason"],
-        "forecast_error": fits["forecast_error"],
+        "sources": {name: _curve(run, f"{VALUE}/{name}", found) for name, found in fits["sources"].items()},
         "lag_max": _count(_largest(metrics, "lag_max")),
         "lag_bound": _count(last(metrics, "lag_bound")),
         "mismatch_max": _plain(_largest(run.evaluations, "mismatch_max")),
@@ -63,6 +58,22 @@ def summarise_files(run: RunFiles, fits: dict[str, Any]) -> dict[str, Any]:
         "sampler_wait_share": _plain(share_of_time(metrics, "sampler_wait_s")),
         "lag_mean": _plain(_mean(metrics, "lag_mean")),
         "wall_s": _plain(wall),
+    }
+
+
+def _curve(run: RunFiles, key: str, fits: Mapping[str, Any]) -> dict[str, Any]:
+    """What one evaluation curve reached, and the forecast from its first half."""
+    _, values = series(run.evaluations, key)
+    fit = fits["fit"]
+    return {
+        "eval_first": _plain(values[0]) if values.size else None,
+        "eval_last": _plain(values[-1]) if values.size else None,
+        "eval_best": _plain(values.max()) if values.size else None,
+        "fit": None
+        if fit is None
+        else {key: fit[key] for key in ("law", "A", "B", "C_mid", "R0", "interval", "undetermined", "warnings")},
+        "fit_reason": fits["reason"],
+        "forecast_error": fits["forecast_error"],
     }
 
 

@@ -31,22 +31,23 @@ class Examiner:
             self._pool = None
 
     def __call__(self, tests: str, programs: Sequence[str]) -> list[Verdict | str]:
-        """What became of each program before `tests` (see ProgramTests.parse), or why nobody knows.
+        """What became of each program before `tests` (see ProgramTests.parse), or why nobody knows. Equal programs run
+        once, and each different one in a jail of its own.
 
         Raises ValueError for tests that make no sense.
         """
         if self._pool is None:
             raise RuntimeError("the sandbox is not open: call start() first")
         parsed = ProgramTests.parse(tests)
-        exams = [Examination(parsed, program) for program in programs]
-        running = [[self._pool.submit(job) for job in exam.jobs] for exam in exams]
-        found: list[Verdict | str] = []
-        for exam, futures in zip(exams, running, strict=True):
+        exams = {program: Examination(parsed, program) for program in programs}
+        running = {program: [self._pool.submit(job) for job in exam.jobs] for program, exam in exams.items()}
+        found: dict[str, Verdict | str] = {}
+        for program, exam in exams.items():
             try:
-                found.append(exam.verdict([future.result() for future in futures]))
+                found[program] = exam.verdict([future.result() for future in running[program]])
             except JailError as error:
-                found.append(f"code: {error}")
-        return found
+                found[program] = f"code: {error}"
+        return [found[program] for program in programs]
 
 
 def check_tests(text: str) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 Record = Mapping[str, Any]
 
 RUN_FILES = ("state.json", "metrics.jsonl", "eval.jsonl", "config.yaml")
+VALUE = "value"
+"""The key of an evaluation's metric; with "/NAME" that of the prompts of one of several sources."""
 
 
 def is_run(path: Path) -> bool:
@@ -22,6 +24,12 @@ def number(record: Record, key: str, default: float = math.nan) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return default
+
+
+def source_names(evaluations: Sequence[Record]) -> list[str]:
+    """The sources that a run evaluated apart, in the order of their first appearance; none of a run with one source."""
+    keys = dict.fromkeys(key for record in evaluations for key in record if key.startswith(f"{VALUE}/"))
+    return [key.removeprefix(f"{VALUE}/") for key in keys]
 
 
 def read_lines(path: Path, *, repeated: bool = False) -> tuple[list[Record], int]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.scaling.curves import Curve
-from jaxrl_llm.scaling.eval_log import is_run, read_lines
+from jaxrl_llm.scaling.eval_log import VALUE, is_run, read_lines, source_names
 from jaxrl_llm.scaling.files import Table, missing, number, read_table
 from jaxrl_llm.scaling.tensorboard import EventRun, has_events, is_event_file, read_events
 from jaxrl_llm.types import UserError
@@ -53,14 +53,20 @@ class NamedCurve:
 
 
 def read_curves(
-    path: str | Path, *, x: str | None = None, y: str | None = None, group: str | None = None
+    path: str | Path,
+    *,
+    x: str | None = None,
+    y: str | None = None,
+    group: str | None = None,
+    by_source: bool = False,
 ) -> list[NamedCurve]:
     """Every curve of a file or directory.
 
     CSV, JSONL and JSON tables have columns `x` ("compute") and `y` ("reward") and one curve, or one for each value of
     the columns `group` (several: with commas). Exports of Weights & Biases (a chart's CSV with its "run - metric"
     columns, a run's history) and TensorBoard logs have a curve for each run; there `y` is the metric or tag, `x`
-    another or the step. Our run directories: `x` is "flops" and `y` "value" unless other keys of eval.jsonl are named.
+    another or the step. Our run directories: `x` is "flops" and `y` "value" unless other keys of eval.jsonl are named;
+    `by_source` asks for the curve of each source of a mixture too, named RUN/SOURCE, unless `y` names one.
     Raises UserError naming file and line.
     """
     path = Path(path)
@@ -71,7 +77,7 @@ def read_curves(
             raise UserError(f"{path} is a log of runs, which has no column {group!r}; --group is for tables")
         # Other programs' logs may have a config.yaml too.
         if path.is_dir() and ((path / "eval.jsonl").is_file() or (is_run(path) and not has_events(path))):
-            return [_run_curve(path, x, y)]
+            return _run_curves(path, x, y, by_source)
         return [_event_curve(path, run, x, y) for run in read_events(path) if run.tags]
     table = read_table(path)
     chart = _chart_columns(table)
@@ -236,12 +242,16 @@ def _chart_curves(table: Table, chart: dict[str, dict[str, str]], x: str | None,
     return curves
 
 
-def _run_curve(path: Path, x: str | None, y: str | None) -> NamedCurve:
-    x, y = x or "flops", y or "value"
+def _run_curves(path: Path, x: str | None, y: str | None, by_source: bool) -> list[NamedCurve]:
+    run = path.resolve().name
     records, bad = read_lines(path / "eval.jsonl")
     if not records:
         raise UserError(f"{path} has no evaluations yet (eval.jsonl); there is nothing to fit")
-    for key in (x, y):
+    curves = {run: y or VALUE}
+    if by_source and y is None:
+        curves |= {f"{run}/{source}": f"{VALUE}/{source}" for source in source_names(records)}
+    x = x or "flops"
+    for key in (x, *curves.values()):
         if not any(key in record for record in records):
             raise UserError(f"{path}/eval.jsonl has no key {key!r}, only {', '.join(records[-1])}")
     places = [f"step {record['step']}" for record in records]
@@ -251,7 +261,10 @@ def _run_curve(path: Path, x: str | None, y: str | None) -> NamedCurve:
         return np.array([number(record.get(key), f"{path}/eval.jsonl {place}: {key}") for record, place in cells])
 
     warnings = [f"{bad} lines of eval.jsonl are no records and were left out"] if bad else []
-    return _build(path.resolve().name, path, x, y, column(x), column(y), places, warnings, "was eval.jsonl edited?")
+    return [
+        _build(name, path, x, key, column(x), column(key), places, warnings, "was eval.jsonl edited?")
+        for name, key in curves.items()
+    ]
 
 
 def _event_curve(path: Path, run: EventRun, x: str | None, y: str | None) -> NamedCurve:

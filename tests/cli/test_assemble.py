@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxrl_llm.cli.assemble import assemble
+from jaxrl_llm.cli.assemble import assemble, supervised_examples, with_tokenizer
 from jaxrl_llm.cli.join import Joined, _sampling
+from jaxrl_llm.cli.tasks import encoded
 from jaxrl_llm.config import load
+from jaxrl_llm.data.sources import load_sources
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.types import Completion, UserError
 
@@ -84,3 +86,42 @@ def test_the_rate_of_a_run_is_that_of_its_batch(tiny):
     scaled = assemble(load(tiny, ["optimizer.lr=0.01", f"optimizer.lr_batch={4 * completions}"])).config.optimizer
     assert (scaled.lr, scaled.lr_batch) == (pytest.approx(0.005), None)
     assert assemble(config).config.optimizer.lr == 0.01
+
+
+def test_the_warm_up_learns_right_completions_of_every_source_that_has_some(tiny):
+    file = tiny.parent / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"={n}=", "answer": str(n)}) + "\n" for n in range(10, 40)))
+    sources = (
+        "{name: sums, kind: arithmetic, low: 1, high: 4, heldout: 1}",
+        "{name: programs, kind: programs, high: 3, longest: 1, heldout: 1, train: null}",
+        f"{{name: unknown, kind: jsonl, path: {file}, reward: math}}",
+    )
+    shape = ["rollout.max_prompt_tokens=9", "rollout.max_new_tokens=15", "model.max_context=24", "eval.prompts=1"]
+    setup = assemble(load(tiny, [f"data.sources=[{','.join(sources)}]", *shape]))
+    decode, eos = setup.tokenizer.decode, setup.tokenizer.eos_id
+    draw = supervised_examples(setup)
+    learnt = {decode(p): decode(gold[:-1]) for s in range(60) for p, gold in zip(*draw(s), strict=True)}
+    assert len(learnt) == 15 + 8  # nothing of the third source, whose answers are no completions
+    assert (learnt["1+3="], learnt["code *2:"]) == ("4", "f=lambda x:x*2")
+    assert all(gold[-1] == eos for gold in draw(0)[1])
+    with pytest.raises(UserError, match="is not in the tokenizer's vocabulary"):  # of the tests nothing is learnt
+        setup.tokenizer.encode('"')
+    shape[1] = "rollout.max_new_tokens=14"
+    with pytest.raises(
+        UserError, match=r"right completion 'f=lambda x:x.\d' \(programs/.*needs 15 tokens with its end"
+    ):
+        assemble(load(tiny, [f"data.sources=[{','.join(sources)}]", *shape]))
+    alone = assemble(load(tiny, [f"data.sources=[{sources[2]}]", "data.sources.unknown.heldout=1", *shape]))
+    with pytest.raises(UserError, match="needs right completions: a source with reward exact or normalised"):
+        supervised_examples(alone)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "mixture", "math_code"])
+def test_what_the_small_configurations_name_fits(name):
+    """Prompts, right completions and held-out prompts of every source."""
+    config = load(CONFIGS / f"{name}.yaml")
+    sources = load_sources(config.data.sources, seed=config.data.seed, overlap=config.data.overlap)
+    config, tokenizer = with_tokenizer(config, sources)
+    tasks = encoded(config, tokenizer, sources)
+    assert all(task.gold for source in tasks for task in source.train)
+    assert {len(source.heldout) >= config.eval.prompts for source in tasks} == {True}

@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm.cli.answers import bind_answers, check_answers, reward_processes
 from jaxrl_llm.config import RolloutConfig, SandboxConfig
+from jaxrl_llm.sandbox.limits import Limits
 from jaxrl_llm.types import PromptTask, UserError
 
 
@@ -32,6 +33,53 @@ def test_programs_are_run_against_the_tests_of_their_task():
         assert [r.value for r in rewards] == [1.0, -1.0, -1.0]
         assert [r.parts["tests_passed"] for r in rewards] == [1.0, 0.0, 0.0]
         assert score(["5"], task("5", "exact"), finished=[True])[0].value == 1.0
+
+
+# Each prints "refused" if the limit that it tries was kept, and "allowed" with the limits that are the defaults.
+TRIES = {
+    "processes": """
+import os, time
+children, said = [], "allowed"
+try:
+    for _ in range(8):
+        children.append(os.fork())
+        if children[-1] == 0:
+            time.sleep(20)
+except OSError:
+    said = "refused"
+for child in children:
+    os.kill(child, 9)
+print(said)
+""",
+    "disk_mb": """
+try:
+    with open("big", "wb") as file:
+        file.write(bytes(2 * 2**20))
+    print("allowed")
+except OSError:
+    print("refused")
+""",
+    "output_kb": "import sys\nprint('refused', flush=True)\nsys.stderr.write('x' * 5000)",
+}
+
+
+def test_every_limit_of_the_sandbox_is_that_of_the_configuration():
+    """Told to the examiner in its units, and kept by the jails that it opens."""
+    tight = {"count": 1, "wall_s": 20.0, "memory_mb": 256, "processes": 4, "output_kb": 2, "disk_mb": 1}
+    cases = json.dumps({"cases": [{"input": "", "output": "refused"}]})
+    with closing(reward_processes(RolloutConfig(sandbox=tight), {"code"})) as processes:
+        examiner = processes.examiner
+        assert examiner._workers == 1
+        assert examiner._limits == Limits(
+            wall_s=20.0, memory_bytes=2**28, processes=4, output_bytes=2048, disk_bytes=2**20
+        )
+        processes.start()
+        found = dict(zip(TRIES, examiner(cases, list(TRIES.values())), strict=True))
+    assert {key: verdict.why for key, verdict in found.items()} == {
+        "processes": "",
+        "disk_mb": "",
+        "output_kb": "over its limit of output",
+    }
 
 
 def test_no_sandbox_opens_unless_a_task_asks_for_it():

@@ -8,6 +8,7 @@ from tiny_run import TINY
 
 from jaxrl_llm.cli import measuring
 from jaxrl_llm.cli.assemble import assemble
+from jaxrl_llm.cli.console import Progress
 from jaxrl_llm.config import load
 
 # Its text gives the tokenizer the characters that what is left of the file does not hold.
@@ -47,7 +48,7 @@ def test_inspect_shows_rows_counts_and_overlaps(mixture, jaxrl):
     assert {"train": "sums", "heldout": "file", "prompts": 1} in found["overlaps"]  # 2+2= again
     assert (file["train"], file["heldout"], file["too_long"], file["held_out_elsewhere"]) == (1, 2, 1, 2)
     assert [row["prompt"] for row in file["rows"]] == ["Q1+1="]
-    assert file["rows"][0]["decoded"] == "Q1+1="
+    assert (file["rows"][0]["decoded"], file["rows"][0]["gold"]) == ("Q1+1=", "1")
     assert file["prompt_tokens"] == {"min": 5, "mean": 5.0, "max": 5}
     status, out, _ = jaxrl("data", "inspect", mixture, f"data.sources=[{source}]", "--rows", "1")
     assert status == 0
@@ -102,6 +103,16 @@ def test_a_mixture_names_its_sources_and_evaluates_each(mixture, jaxrl, records)
     assert "samples.jsonl was measured with another samples (2 -> 3); name another place" in err
     status, _, err = jaxrl(*arguments, "--k", "3")
     assert "--k 3 is not between 1 and the 2 samples of a prompt" in err
+
+
+def test_an_evaluation_of_a_mixture_is_told_source_by_source(capsys):
+    said = {"step": 2, "metric": "mean@2", "value": 0.5}
+    for apart in ({}, {"value/sums": 0.25, "value/letters": 0.75}):
+        Progress("run", steps=4).evaluation(said | apart)
+    assert capsys.readouterr().out.splitlines() == [
+        "step 2: held-out mean@2 0.5000",
+        "step 2: held-out mean@2 0.5000 (sums 0.2500, letters 0.7500)",
+    ]
 
 
 def test_pass_rates_build_bands_orders_and_epochs(tiny, jaxrl, monkeypatch):

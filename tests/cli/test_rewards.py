@@ -1,8 +1,16 @@
 """`jaxrl train` with rewards in parts, one of them a function of the user's."""
 
+import threading
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
+from jaxrl_llm.cli.join import Joined, Outlets, new_issuer
+from jaxrl_llm.config import load
+from jaxrl_llm.data.curriculum import Pool
 from jaxrl_llm.rewards.math_answer import is_right
+from jaxrl_llm.types import PromptTask
 
 FUNCTIONS = """
 import time
@@ -125,3 +133,16 @@ def test_math_answers_train_and_are_evaluated_in_the_workers(tiny, jaxrl, record
         right = sample["finish"] == "stop" and is_right(sample["completion"], sample["answer"])
         assert sample["reward"] == (1 if right else -1)
     assert all(0 <= record["value"] <= 1 for record in records(run, "eval"))
+
+
+def test_as_many_groups_are_scored_at_once_as_the_configuration_says(tiny):
+    config = load(tiny, ["rollout.reward_workers.groups_at_once=3"])
+    tasks = [PromptTask("t/1", np.ones(1, np.int32), "p", "1", "t", "exact")]
+    setup = SimpleNamespace(config=config, engine=None, pools=[Pool("t", 1.0, tasks)])
+    issuer = new_issuer(setup, {})
+    joined = Joined(setup, None, None, None, None, 0, issuer, None, None, Outlets(None), None)
+    before = threading.active_count()
+    joined.worker.start()
+    scoring = threading.active_count() - before
+    joined.worker.stop()
+    assert scoring == 3

@@ -123,6 +123,33 @@ def test_fit_reads_logs_and_runs(tmp_path, jaxrl):
     assert [one["curve"] for one in objects(out)] == [f"{run}:mine", f"{tmp_path / 'wandb.csv'}:mine"]
 
 
+def test_fit_of_a_mixtures_run_fits_each_source_apart(tmp_path, jaxrl):
+    planted = {"sums": {"A": 0.9, "C_mid": 2500.0}, "code": {"A": 0.7, "C_mid": 5000.0}}
+    apart = {name: rewards(0.002, seed, **law) for seed, (name, law) in enumerate(planted.items())}
+    run = tmp_path / "both"
+    run.mkdir()
+    keys = ("value/sums", "value/code", "value")
+    values = [*apart.values(), np.mean(list(apart.values()), axis=0)]
+    records = [
+        {"step": k, "flops": c} | dict(zip(keys, row, strict=True))
+        for k, (c, *row) in enumerate(zip(COMPUTE, *values, strict=True))
+    ]
+    (run / "eval.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    plot = tmp_path / "both.svg"
+    status, out, err = jaxrl("fit", run, "--json", "-", "--plot", plot)
+    assert status == 0, err
+    all_, *found = objects(out)
+    assert (all_["curve"], all_["y"]) == ("both", "value")
+    for one, (name, law) in zip(found, planted.items(), strict=True):
+        assert (one["curve"], one["y"]) == (f"both/{name}", f"value/{name}")
+        low, high = one["intervals"]["A"]
+        assert low < law["A"] < high
+        assert one["params"]["A"] == pytest.approx(law["A"], abs=0.02)
+        assert one["params"]["C_mid"] == pytest.approx(law["C_mid"], rel=0.1)
+    assert all(name in plot.read_text() for name in ("both/sums", "both/code"))
+    assert jaxrl("fit", run, "--y", "value/code")[1].startswith("both: sigmoid, 30 points")
+
+
 def test_fit_prints_the_good_curves_and_fails_for_the_bad_one(curve, jaxrl):
     flat = write(curve.parent / "flat.csv", {"compute": COMPUTE, "reward": np.full(30, 0.5)})
     status, out, err = jaxrl("fit", curve, flat, "--json", "-")

@@ -2,17 +2,22 @@
 
 import hashlib
 import itertools
+import json
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from math import comb
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jaxrl_llm.data.arithmetic import TASKS, arithmetic
 from jaxrl_llm.data.procedural import split_cells
+from jaxrl_llm.data.programs import programs
 from jaxrl_llm.data.sequences import copying, counting, sorting
+from jaxrl_llm.rewards.code import CodeReward
 from jaxrl_llm.rewards.exact import exact_match
 from jaxrl_llm.types import PromptTask, UserError
 
@@ -21,11 +26,13 @@ SMALL = {task: arithmetic(task, low=1, high=12) for task in TASKS} | {
     "sorting": sorting(low=0, high=3, shortest=2, longest=4),
     "copying": copying(**LETTERS),
     "counting": counting(**LETTERS),
+    "programs": programs(low=1, high=2, shortest=1, longest=3),
 }
 LARGE = {task: arithmetic(task, low=1, high=999) for task in TASKS} | {
     "sorting": sorting(low=0, high=99, shortest=4, longest=9),
     "copying": copying(alphabet="abcdefghij", shortest=5, longest=20),
     "counting": counting(alphabet="abcdefghij", shortest=5, longest=20),
+    "programs": programs(low=1, high=99, shortest=2, longest=3),
 }
 
 
@@ -54,6 +61,25 @@ def test_answers_are_right():
     for problem in everything("counting"):
         _, letter, _, text = problem.prompt.rstrip(":").split()
         assert int(problem.answer) == sum(other == letter for other in text)
+
+
+def test_programs_do_what_their_steps_say():
+    """The solution run by itself, against the steps of the prompt followed one by one for numbers that no test uses."""
+    for problem in everything("programs"):
+        assert passes(problem.answer, problem.solution)
+        space = {}
+        exec(problem.solution, space)
+        for x in (-50, 3, 8):
+            value = x
+            for step in problem.prompt.removeprefix("code ").rstrip(":").split():
+                operand = int(step[1:])
+                value = {"+": value + operand, "-": value - operand, "*": value * operand}[step[0]]
+            assert space["f"](x) == value
+    worked = programs(low=1, high=9, shortest=3, longest=3)[0].make(3 + 9 * 27 + 19 * 27 * 27)
+    assert (worked.id, worked.prompt, worked.solution) == ("+4 -1 *2", "code +4 -1 *2:", "f=lambda x:(x+4-1)*2")
+    # Right in one of the numbers that the tests ask for, and known by heart there: wrong.
+    assert not passes(worked.answer, "f=lambda x:8 if x==1 else 0")
+    assert passes(worked.answer, "def f(n): return 6 + 2 * n")
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -98,9 +124,11 @@ def test_splits_are_the_same_in_every_process_and_as_ever():
         "from jaxrl_llm.data.procedural import split_cells as split\n"
         "from jaxrl_llm.data.sequences import copying, counting, sorting\n"
         "from jaxrl_llm.data.arithmetic import arithmetic\n"
+        "from jaxrl_llm.data.programs import programs\n"
         "print([split(cells, heldout=9, train=50, seed=5) for cells in (\n"
         "    arithmetic('addition', low=10, high=99), sorting(low=0, high=99, shortest=4, longest=9),\n"
-        "    copying(alphabet='abcdefghij', shortest=5, longest=20), counting(alphabet='abc', shortest=1, longest=8))])"
+        "    copying(alphabet='abcdefghij', shortest=5, longest=20), counting(alphabet='abc', shortest=1, longest=8),\n"
+        "    programs(low=1, high=9, shortest=1, longest=3))])"
     )
     outputs = [
         subprocess.run(
@@ -109,7 +137,7 @@ def test_splits_are_the_same_in_every_process_and_as_ever():
         for seed in ("1", "2")
     ]
     assert outputs[0] == outputs[1]
-    assert hashlib.sha256(outputs[0].encode()).hexdigest()[:16] == "952ef26066db969e"
+    assert hashlib.sha256(outputs[0].encode()).hexdigest()[:16] == "4c2f160a297c3758"
 
 
 @pytest.mark.parametrize(
@@ -130,21 +158,42 @@ def test_too_many_to_list_and_divisions_by_zero_are_errors():
         split_cells(arithmetic("three_terms", low=1, high=999), heldout=1, train=None, seed=0)
     with pytest.raises(UserError, match="remainder divides by every operand, and low = 0"):
         arithmetic("remainder", low=0, high=3)
+    with pytest.raises(UserError, match="longest = 2001 steps by numbers up to 10 make values too long"):
+        programs(low=1, high=10, shortest=1, longest=2001)
+    (enormous,) = programs(low=1, high=10**9, shortest=400, longest=400)
+    assert passes(*(lambda problem: (problem.answer, problem.solution))(enormous.make(enormous.size - 1)))
 
 
-def score(problems, replies):
-    """Share of exactly right replies, through the reward that training uses."""
+def passes(tests, program):
+    """What the sandbox would say; these programs are this file's own."""
+    space = {}
+    try:
+        exec(program, space)
+        exec(json.loads(tests)["check"], space)
+    except Exception:
+        return False
+    return True
+
+
+def run_here(tests, texts):
+    passed = [passes(tests, text) for text in texts]
+    return [SimpleNamespace(passed=int(right), total=1, all_passed=right) for right in passed]
+
+
+def score(name, problems, replies):
+    """Share of right replies, through the reward that training uses."""
+    how = {"correct": 1.0, "wrong": 0.0}
+    reward = CodeReward(run_here, **how) if name == "programs" else partial(exact_match, **how)
     rewards = [
-        exact_match([reply], PromptTask(p.id, np.zeros(1, np.int32), p.prompt, p.answer, "s", "exact"),
-                    finished=[True], correct=1.0, wrong=0.0)[0]
+        reward([reply], PromptTask(p.id, np.zeros(1, np.int32), p.prompt, p.answer, "s", ""), finished=[True])[0]
         for p, reply in zip(problems, replies, strict=True)
-    ]  # fmt: skip
+    ]
     assert all(r.failed is None for r in rewards)
     return float(np.mean([r.value for r in rewards]))
 
 
 def chances(name):
-    """answer -> probability over all problems of a task, from the mathematics and not from the generator."""
+    """right reply -> probability over all problems of a task, from the mathematics and not from the generator."""
     operands = range(1, 13)
     pairs = list(itertools.product(operands, operands))
     counts: Counter[str] = Counter()
@@ -171,6 +220,15 @@ def chances(name):
         for length in (1, 2, 3, 4):
             for right in range(length + 1):
                 counts[str(right)] += 3 * comb(length, right) * 2 ** (length - right)
+    elif name == "programs":  # all are x -> a x + b: how many ways there are to each after 1, 2 and 3 steps
+        reached = Counter({(1, 0): 1})
+        for _ in range(3):
+            further: Counter[tuple[int, int]] = Counter()
+            for ((a, b), ways), n in itertools.product(reached.items(), (1, 2)):
+                for function in ((a, b + n), (a, b - n), (a * n, b * n)):
+                    further[function] += ways
+            reached = further
+            counts.update({f"def f(x): return {a} * x + {b}": ways for (a, b), ways in reached.items()})
     total = sum(counts.values())
     return {answer: count / total for answer, count in counts.items()}
 
@@ -178,13 +236,13 @@ def chances(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_null_policy_scores_what_chance_predicts(name):
     problems, predicted = everything(name), chances(name)
-    assert score(problems, [""] * len(problems)) == 0.0
-    assert score(problems, [p.prompt for p in problems]) == 0.0  # no credit for repeating the question
-    for answer in ("0", "the answer", "1" * 5000, "\0", "nan", *list(predicted)[:3]):
+    assert score(name, problems, [""] * len(problems)) == 0.0
+    assert score(name, problems, [p.prompt for p in problems]) == 0.0  # no credit for repeating the question
+    for answer in ("0", "the answer", "1" * 5000, "\0", "nan", "f=lambda x:5", *list(predicted)[:3]):
         expected = predicted.get(answer, 0.0)
-        assert score(problems, [answer] * len(problems)) == pytest.approx(expected, abs=1e-12)
+        assert score(name, problems, [answer] * len(problems)) == pytest.approx(expected, abs=1e-12)
     # Answers drawn at random from the right distribution: sum of squares, within five standard errors.
     chance = sum(p * p for p in predicted.values())
     draws = np.random.default_rng(0).choice(list(predicted), p=list(predicted.values()), size=(20, len(problems)))
-    found = [score(problems, row.tolist()) for row in draws]
+    found = [score(name, problems, row.tolist()) for row in draws]
     assert abs(np.mean(found) - chance) < 5 * np.sqrt(chance / (20 * len(problems)))

@@ -8,9 +8,11 @@ import pyarrow.parquet
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from jaxrl_llm.config import SourceConfig
 from jaxrl_llm.data.declared import hold_out, read_problems
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.rows import ArrayRecords, JsonLines, hugging_face, parquet
+from jaxrl_llm.data.sources import read_sources
 from jaxrl_llm.types import UserError
 
 ROWS = [{"q": f"What is {i} + 1?", "a": i + 1, "key": f"k{i}"} for i in range(20)]
@@ -64,6 +66,22 @@ def test_the_answer_may_follow_a_mark(tmp_path):
         read_problems(source, prompt="q", answer="a", answer_after="####")
     assert read_problems(JsonLines(jsonl(tmp_path / "one.jsonl", [{"q": "?", "a": "#### 1 #### 18"}])), prompt="q",
                          answer="a", answer_after="####")[0].answer == "18"  # fmt: skip
+
+
+def test_a_solution_is_a_field_of_its_own(tmp_path):
+    rows = [row | {"how": f"Count on from {row['a'] - 1}: {row['a']}"} for row in ROWS]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    paths = {"jsonl": jsonl(tmp_path / "rows.jsonl", rows), "parquet": str(tmp_path / "rows.parquet")}
+    for kind, path in paths.items():
+        how = {"name": "sums", "kind": kind, "path": path, "fields": NAMES | {"solution": "how"}}
+        (source,) = read_sources([SourceConfig(**how, reward="math")], seed=0)
+        problem = source.split.train[3]
+        assert (problem.answer, problem.solution) == ("4", "Count on from 3: 4")
+        assert source.gold(problem) == problem.solution
+        (source,) = read_sources([SourceConfig(**how | {"fields": NAMES})], seed=0)
+        assert (source.split.train[3].solution, source.gold(source.split.train[3])) == (None, "4")
+    with pytest.raises(UserError, match="line 1 has no field 'how'; it has q, a, key"):
+        read_problems(JsonLines(jsonl(tmp_path / "bare.jsonl", ROWS)), **NAMES, solution="how")
 
 
 GOOD = b'{"q": "?", "a": "1", "key": "x"}\n'

@@ -82,6 +82,20 @@ def eval_lines(steps: int = STEPS) -> list[dict]:
     ]
 
 
+def mixture_lines() -> list[dict]:
+    """Evaluations of two sources of equally many prompts, each with a curve of its own."""
+    generator = np.random.default_rng(2)
+    found = []
+    for line in eval_lines():
+        apart = {
+            name: float(sigmoid(float(line["step"]), A, 2.0, middle, 0.3)) + 0.004 * float(generator.normal())
+            for name, A, middle in (("sums", 0.95, 12.0), ("tokens", 0.75, 20.0))
+        }
+        mean = sum(apart.values()) / 2
+        found.append(line | {"value": mean} | {f"value/{name}": value for name, value in apart.items()})
+    return found
+
+
 def sample_lines() -> list[dict]:
     return [
         {
@@ -101,6 +115,13 @@ def sample_lines() -> list[dict]:
 def run_dir(tmp_path) -> Path:
     """A finished run of 64 steps with 33 evaluations; the test may change it."""
     return build_run(tmp_path / "quickstart")
+
+
+@pytest.fixture
+def mixture_dir(run_dir) -> Path:
+    """The same of a mixture of two sources, `sums` and `tokens`."""
+    write_lines(run_dir / "eval.jsonl", mixture_lines())
+    return run_dir
 
 
 @pytest.fixture(scope="session")

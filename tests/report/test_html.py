@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from jaxrl_llm.report import charts
@@ -67,6 +68,24 @@ def test_every_section_and_chart_is_there(reported_run):
     fit = json.loads((reported_run / "fit.json").read_text())
     assert f"{fit['fit']['A']:.3f}" in text
     assert f"{fit['forecast_error']:.4f}" in text
+
+
+def test_a_mixture_shows_the_curve_and_the_fit_of_each_source(mixture_dir):
+    page = write_report(mixture_dir).read_text()
+    images = [attrs["alt"] for tag, attrs in Tags(page).found if tag == "img"]
+    assert images[2:4] == ["Evaluation curve of sums", "Evaluation curve of tokens"]
+    rows = re.findall(
+        r"<td>((?:first half|entire curve), [^<]*)</td><td class=\"n\">(\d+)</td><td class=\"n\">(.*?)<", page
+    )
+    assert len(rows) == 2 * 3 + 2 * 2
+    fitted = {label: float(A) for label, _, A in rows}
+    assert fitted["entire curve, sums over FLOPs"] == pytest.approx(0.95, abs=0.02)
+    assert fitted["entire curve, tokens over FLOPs"] == pytest.approx(0.75, abs=0.02)
+    assert fitted["entire curve, tokens"] == pytest.approx(0.85, abs=0.02)  # all prompts, over sampled tokens
+    (drawn,) = [figure for title, _, figure in charts.training_charts(read_run(mixture_dir)) if title == "Accuracy"]
+    _, labels = drawn.axes[0].get_legend_handles_labels()
+    assert labels[-2:] == ["sums", "tokens"]
+    np.testing.assert_allclose(drawn.axes[0].lines[-1].get_ydata()[-1], 0.75 - 0.45 / (1 + 3.2**2), atol=0.02)
 
 
 def test_nothing_is_loaded_from_elsewhere(reported_run):

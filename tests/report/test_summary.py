@@ -20,6 +20,7 @@ def strict(value: object) -> dict:
 
 def test_finished_run(reported_run):
     summary = strict(summarise(reported_run))
+    assert summary["sources"] == {}
     assert set(summary) >= WANTED
     evaluations = [json.loads(line) for line in (reported_run / "eval.jsonl").read_text().splitlines()]
     values = [line["value"] for line in evaluations]
@@ -81,6 +82,21 @@ def test_fit_file_is_strict_json_with_every_axis(reported_run):
     assert stored["axes"]["tokens"]["fit"]["A"] == pytest.approx(stored["fit"]["A"], rel=1e-6)
     assert stored["axes"]["tokens"]["fit"]["C_mid"] == pytest.approx(stored["fit"]["C_mid"] * 2200 / 3e9, rel=1e-6)
     assert len(stored["axes"]["flops"]["held_out"]["predicted"]) == 16
+
+
+def test_the_sources_of_a_mixture_are_fitted_apart(mixture_dir):
+    stored = fit_run(mixture_dir)
+    assert stored == json.loads((mixture_dir / "fit.json").read_text())
+    summary = strict(summarise(mixture_dir))
+    for name, A, middle in (("sums", 0.95, 12.0), ("tokens", 0.75, 20.0)):
+        found = summary["sources"][name]
+        assert found["fit"]["A"] == pytest.approx(A, abs=0.04)
+        assert found["fit"]["C_mid"] == pytest.approx(3e9 * middle, rel=0.15)
+        assert found["forecast_error"] == stored["sources"][name]["forecast_error"] < 0.02
+        assert found["eval_first"] == pytest.approx(0.3, abs=0.02)
+        assert found["eval_last"] > 0.6
+    # The mean of the two is neither.
+    assert summary["sources"]["tokens"]["fit"]["A"] < summary["fit"]["A"] < summary["sources"]["sums"]["fit"]["A"]
 
 
 def test_a_fit_of_fewer_evaluations_is_not_taken_for_todays(run_dir):

@@ -15,7 +15,10 @@ from jaxrl_llm.types import UserError
 TESTS = json.dumps({"entry_point": "f", "check": "assert f(2) == 4"})
 
 
-def test_verdicts_come_in_the_order_of_the_programs():
+def test_verdicts_come_in_the_order_of_the_programs_and_equal_ones_run_once(monkeypatch):
+    ran = []
+    submit = SandboxPool.submit
+    monkeypatch.setattr(SandboxPool, "submit", lambda pool, job: (ran.append(job), submit(pool, job))[1])
     examiner = Examiner(Limits(wall_s=20.0), workers=2)
     with pytest.raises(RuntimeError, match="not open"):
         examiner(TESTS, ["x"])
@@ -23,6 +26,7 @@ def test_verdicts_come_in_the_order_of_the_programs():
     try:
         right, wrong, endless = "def f(x): return 2 * x", "def f(x): return x", "import os\ndef f(x): os.abort()"
         assert [v.all_passed for v in examiner(TESTS, [wrong, right, endless, right])] == [False, True, False, True]
+        assert len(ran) == 3
         with pytest.raises(ValueError, match="no JSON"):
             examiner("nonsense", [right])
     finally:

@@ -225,6 +225,30 @@ def test_a_run_directory_with_a_resumed_step_and_an_unfinished_line(tmp_path):
         read_curves(run)
 
 
+def test_a_mixture_has_a_curve_for_all_and_one_for_each_source(tmp_path):
+    run = tmp_path / "both"
+    run.mkdir()
+    records = [
+        {"step": k, "flops": 2.0 * k, "value": 0.15 * k, "value/sums": 0.1 * k, "value/code": 0.2 * k} for k in range(4)
+    ]
+    (run / "eval.jsonl").write_text(lines(*records))
+    found = read_curves(run, by_source=True)
+    assert [(c.name, c.y) for c in found] == [
+        ("both", "value"),
+        ("both/sums", "value/sums"),
+        ("both/code", "value/code"),
+    ]
+    for curve, slope in zip(found, (0.15, 0.1, 0.2), strict=True):
+        np.testing.assert_allclose(curve.curve.reward, slope * np.arange(4))
+        np.testing.assert_array_equal(curve.curve.compute, [0.0, 2.0, 4.0, 6.0])
+    assert [c.y for c in read_curves(run, y="value/code", by_source=True)] == ["value/code"]
+    assert [c.name for c in read_curves(run)] == ["both"]  # a comparison of runs is one of their whole mixtures
+    (run / "eval.jsonl").write_text(lines(*records[:3], {**records[3], "value/code": None}))
+    with pytest.raises(UserError, match="step 3: value/code is missing"):
+        read_curves(run, by_source=True)
+    assert len(read_curve(run)) == 4
+
+
 def test_several_curves_are_not_one(tmp_path):
     with pytest.raises(UserError, match="holds 2 curves"):
         read_curve(write(tmp_path, "wandb.csv", CHART))
