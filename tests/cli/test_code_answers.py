@@ -2,14 +2,16 @@
 
 import json
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from jaxrl_llm.cli import measuring
 from jaxrl_llm.cli.answers import bind_answers, check_answers, reward_processes
 from jaxrl_llm.config import RolloutConfig, SandboxConfig
 from jaxrl_llm.sandbox.limits import Limits
-from jaxrl_llm.types import PromptTask, UserError
+from jaxrl_llm.types import PromptTask, Sampling, UserError
 
 
 def task(answer, name="code"):
@@ -91,3 +93,19 @@ def test_an_answer_that_is_no_tests_is_refused_with_its_task():
     check_answers([task(TWICE), task("whatever", "exact")])
     with pytest.raises(UserError, match=r"the answer of programs/1 is no tests of programs: .*no JSON"):
         check_answers([task("42")])
+
+
+def test_measuring_opens_the_sandbox_before_it_scores(monkeypatch, tmp_path):
+    did = []
+
+    def groups(*_, **__):
+        did.append("score")
+        return iter(())
+
+    processes = SimpleNamespace(start=lambda: did.append("start"), close=lambda: did.append("close"))
+    monkeypatch.setattr(measuring, "answer_environment", lambda config, tokenizer: (None, processes))
+    monkeypatch.setattr(measuring, "_groups", groups)
+    policy = SimpleNamespace(origin="x", setup=SimpleNamespace(tokenizer=SimpleNamespace(fingerprint="f")))
+    plan = measuring._Plan([], 1, Sampling(2), 0)
+    assert measuring._measure(policy, None, plan, tmp_path / "found.jsonl", None, print) == []
+    assert did == ["start", "score", "close"]
