@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_llm.cli.assemble import assemble, supervised_examples, with_tokenizer
 from jaxrl_llm.cli.join import Joined, _sampling
-from jaxrl_llm.cli.tasks import encoded
+from jaxrl_llm.cli.tasks import encoded, heldout_tasks
 from jaxrl_llm.config import load
 from jaxrl_llm.data.sources import load_sources
 from jaxrl_llm.models.transformer import init_params
@@ -124,4 +124,4 @@ def test_what_the_small_configurations_name_fits(name):
     config, tokenizer = with_tokenizer(config, sources)
     tasks = encoded(config, tokenizer, sources)
     assert all(task.gold for source in tasks for task in source.train)
-    assert {len(source.heldout) >= config.eval.prompts for source in tasks} == {True}
+    assert {task.source for task in heldout_tasks(config, tasks)} == {source.name for source in tasks}
