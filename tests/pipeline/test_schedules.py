@@ -41,7 +41,8 @@ def test_no_schedule_of_ten_thousand_breaks_a_rule():
 
 def test_a_process_that_is_dead_fetches_no_weights():
     simulation, _ = random_simulation(3)
-    host = simulation.hosts[0]  # killed before its first weights came
+    host = simulation.hosts[0]
+    host._pushing = False  # the transfer of its first weights has broken off
     host.crash(0.1, 50.0)
     host.push()
     while simulation.clock.now < 40 and simulation.clock.step():
