@@ -413,7 +413,7 @@ class _Host:
         self._sim, self._number, self._spec, self._clock = simulation, number, spec, simulation.clock
         self._lives = 0
         self._session = 0  # counts attachments: a message of an earlier one is never delivered
-        self._pushing = False
+        self._pushing = self._down = False
         self._place = f"place {number}"
         self._avoid: str | None = None
         self._again_at = 0.0
@@ -442,7 +442,8 @@ class _Host:
         if self._decoder is not None:
             self._decoder.kill()
             self._decoder = None
-        self._pushing, self._holds, self._avoid, self._again_at = False, -1, None, 0.0
+        self._pushing = self._down = False
+        self._holds, self._avoid, self._again_at = -1, None, 0.0
         self.push()
 
     def crash(self, notice_s: float, restart_s: float) -> None:
@@ -451,6 +452,7 @@ class _Host:
             self._decoder.kill()
         name, session = self.name, self._session
         self._session += 1  # connections are gone
+        self._down = True
         self._trainer.fan_out.gone(self._place)
 
         def notice() -> None:
@@ -499,7 +501,8 @@ class _Host:
     def push(self) -> None:
         """Fetch the newest weights from whoever has them and a place free, unless a transfer is under way."""
         trainer = self._trainer
-        newest = trainer.board.newer_than(self._holds) if trainer.alive and not self._pushing else None
+        able = trainer.alive and not self._pushing and not self._down
+        newest = trainer.board.newer_than(self._holds) if able else None
         if newest is None or self._clock.now < self._again_at:
             return
         source = trainer.fan_out.begin(newest.version, self._place, () if self._avoid is None else (self._avoid,))

@@ -39,6 +39,16 @@ def test_no_schedule_of_ten_thousand_breaks_a_rule():
         run_schedule(seed)
 
 
+def test_a_process_that_is_dead_fetches_no_weights():
+    simulation, _ = random_simulation(3)
+    host = simulation.hosts[0]
+    host._pushing = False  # the transfer of its first weights has broken off
+    host.crash(0.1, 50.0)
+    host.push()
+    while simulation.clock.now < 40 and simulation.clock.step():
+        assert host.name not in simulation.trainer.coordinator.samplers
+
+
 def test_a_schedule_repeats_itself():
     one, other = (random_simulation(11) for _ in range(2))
     assert one[0].run(max_events=5000, disturb=one[1]) == other[0].run(max_events=5000, disturb=other[1])
