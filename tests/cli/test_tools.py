@@ -194,6 +194,7 @@ def test_turns_repeat_themselves_and_are_played_by_evaluation_elsewhere(tiny, ja
     (out / "samples.jsonl").rename(out / "before")
     (out / "samples.jsonl").write_text("".join((out / "before").read_text().splitlines(keepends=True)[:3]))
     status, _, err = jaxrl("eval", run, tiny, *CALLS, "--out", out, "--n", "2")
+    assert status == 0, err
     assert (out / "samples.jsonl").read_text() == (out / "before").read_text()
     status, _, err = jaxrl("eval", run, tiny, *CALLS, "rollout.tools.max_calls=1", "--out", out, "--n", "2")
     assert (status, "was measured with another tools" in err) == (2, True)
