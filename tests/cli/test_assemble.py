@@ -70,12 +70,13 @@ def test_every_key_of_the_sampler_reaches_it(tiny):
     sampler = ["kv_dtype=int8", "int8_weights=true", "prefill_chunk=3", "prefill_buckets=[2,3]", "refill_slots=5"]
     more = ["sampler.recompute_kv=true", "rollout.repetition_limit=7"]
     config = load(tiny, [f"sampler.{option}" for option in sampler] + more)
-    engine = assemble(config).engine
+    setup = assemble(config)
+    engine = setup.engine
     assert (engine.kv_dtype, engine.prefill_chunk, engine.buckets) == ("int8", 3, (2, 3))
     params = init_params(engine.model, 0)
     loaded = engine.load_params(params)
     assert loaded["layers"][0]["q"].values.dtype == "int8"
-    scheduler = Joined._scheduler(SimpleNamespace(setup=SimpleNamespace(config=config), engine=engine), params, 3)
+    scheduler = Joined._scheduler(SimpleNamespace(setup=setup, engine=engine), params, 3)
     assert (scheduler._refill, scheduler._recompute_kv, scheduler.version) == (5, True, 3)
     assert _sampling(config, 1.0).repetition_limit == 7
 

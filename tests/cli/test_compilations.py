@@ -35,7 +35,11 @@ def compiled(tiny):
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("more", [[], SHARED], ids=["plain", "shared prompts, updates, mesh"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param([], marks=pytest.mark.slow), SHARED],
+    ids=["plain", "shared prompts, updates, mesh"],
+)
 def test_a_hundred_steps_of_mixed_batches_compile_every_program_once(more, tiny, jaxrl, records, compiled):
     status, _, err = jaxrl("train", tiny, *OPTIONS, *more, "--run-dir", tiny.parent / "run")
     assert status == 0, err

@@ -1,8 +1,9 @@
 """`jaxrl train` with a reward model."""
 
+import functools
 import json
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 from tiny_reward import CONFIG, LETTERS, reward_ids, write_reward_model
@@ -29,11 +30,17 @@ def options(folder, *more):
 def direct_score(folder, prompt, completion):
     """The score from the whole, unpadded conversation; its last token is the padding's, so the one before counts."""
     ids = reward_ids(prompt, completion)
+    row, places = np.zeros((1, 32), np.int32), np.arange(32, dtype=np.int32)[None]
+    row[0, : len(ids)] = ids
+    hidden, score = hidden_states(folder)(row, places, (places < len(ids)).astype(np.int32))
+    return float(np.asarray(hidden)[0, len(ids) - 2] @ score)
+
+
+@functools.cache
+def hidden_states(folder):
     source = open_hf_reward(folder).folder
     params = read_hf_params(source)
-    row = jnp.asarray([ids])
-    hidden = forward(source.model, params, row, jnp.arange(len(ids))[None], jnp.ones_like(row))
-    return float(np.asarray(hidden)[0, -2] @ params["score"][0])
+    return jax.jit(lambda *row: (forward(source.model, params, *row), params["score"][0]))
 
 
 def test_a_run_is_rewarded_by_its_reward_model(folder, tiny, jaxrl, records):

@@ -17,7 +17,7 @@ SHORT = ["sft.steps=0", "train.steps=4", "train.mesh={fsdp: 2}", "train.remat=fu
 SHORT += ["algorithm.zero_variance_filter=false", "algorithm.baseline=none", "algorithm.normalisation=none"]
 
 
-@pytest.mark.parametrize("kind", ["muon", "adafactor"])
+@pytest.mark.parametrize("kind", ["muon", pytest.param("adafactor", marks=pytest.mark.slow)])
 def test_a_run_with_another_optimizer_goes_on_as_if_uninterrupted(kind, tiny, jaxrl, records):
     run = tiny.parent / "run"
     options = [f"optimizer.kind={kind}", "optimizer.skip_norm_factor=3", "train.ema=0.5", "device.peak_flops=1e12"]

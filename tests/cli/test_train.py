@@ -130,7 +130,7 @@ def test_a_run_with_forced_interruption_trains(tiny, jaxrl, records):
     assert "= 5 exceeds rollout.max_new_tokens = 3" in err
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_stopped_run_goes_on_and_ends_as_if_uninterrupted(tiny, jaxrl, records, how):
     """Synchronous (max_lag 0), where nothing depends on a clock: the records are equal to the last bit."""
     arguments = ["train", tiny, "train.steps=12"]
