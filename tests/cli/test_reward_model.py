@@ -4,6 +4,7 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_reward import CONFIG, LETTERS, reward_ids, write_reward_model
@@ -39,7 +40,7 @@ def direct_score(folder, prompt, completion):
 @functools.cache
 def hidden_states(folder):
     source = open_hf_reward(folder).folder
-    params = read_hf_params(source)
+    params = jax.tree.map(jnp.asarray, read_hf_params(source))
     return jax.jit(lambda *row: (forward(source.model, params, *row), params["score"][0]))
 
 
