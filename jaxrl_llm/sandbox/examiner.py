@@ -3,32 +3,14 @@
 from collections.abc import Sequence
 
 from jaxrl_llm.sandbox.checks import Examination, ProgramTests, Verdict
-from jaxrl_llm.sandbox.jail import find_jail
 from jaxrl_llm.sandbox.languages import LANGUAGES
-from jaxrl_llm.sandbox.limits import Limits
-from jaxrl_llm.sandbox.pool import SandboxPool
 from jaxrl_llm.sandbox.run import JailError
-from jaxrl_llm.sandbox.self_test import self_test
+from jaxrl_llm.sandbox.service import SandboxService
 from jaxrl_llm.types import UserError
 
 
-class Examiner:
+class Examiner(SandboxService):
     """Runs programs against tests between `start` and `close`; `workers` programs at once, from any thread."""
-
-    def __init__(self, limits: Limits, *, workers: int):
-        self._limits, self._workers = limits, workers
-        self._pool: SandboxPool | None = None
-
-    def start(self) -> None:
-        """Attack the jail, then open the pool. Raises UserError where the sandbox does not hold or cannot be had."""
-        jail = find_jail()
-        self_test(jail)
-        self._pool = SandboxPool(jail, self._limits, workers=self._workers)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
 
     def __call__(self, tests: str, programs: Sequence[str]) -> list[Verdict | str]:
         """What became of each program before `tests` (see ProgramTests.parse), or why nobody knows. Equal programs run
@@ -36,8 +18,6 @@ class Examiner:
 
         Raises ValueError for tests that make no sense.
         """
-        if self._pool is None:
-            raise RuntimeError("the sandbox is not open: call start() first")
         parsed = ProgramTests.parse(tests)
         exams = {program: Examination(parsed, program) for program in programs}
         running = {program: [self._pool.submit(job) for job in exam.jobs] for program, exam in exams.items()}

@@ -104,7 +104,7 @@ def test_a_sandbox_that_does_not_hold_stops_a_run(monkeypatch):
     def leaks(jail):
         raise UserError("the sandbox does not hold here: reading a file was not refused")
 
-    monkeypatch.setattr("jaxrl_llm.envs.tools.python.self_test", leaks)
+    monkeypatch.setattr("jaxrl_llm.sandbox.service.self_test", leaks)
     with (
         closing(reward_processes(RolloutConfig(**rollout(use=["python"])), {"exact"})) as processes,
         pytest.raises(UserError, match="the sandbox does not hold here"),

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from jaxrl_llm.sandbox import examiner as module
 from jaxrl_llm.sandbox import run as run_module
+from jaxrl_llm.sandbox import service as module
 from jaxrl_llm.sandbox.examiner import Examiner, check_tests
 from jaxrl_llm.sandbox.jail import Jail
 from jaxrl_llm.sandbox.languages import LANGUAGES, Language, job

@@ -34,7 +34,7 @@ def test_programs_are_answered_whatever_they_do():
 
 
 def test_a_program_that_never_ends_is_ended(monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.envs.tools.python.self_test", lambda jail: None)  # it has been tried above
+    monkeypatch.setattr("jaxrl_llm.sandbox.service.self_test", lambda jail: None)  # it has been tried above
     tool = PythonTool(replace(LIMITS, wall_s=0.5), workers=1)
     tool.start()
     try:
@@ -49,7 +49,7 @@ def test_a_jail_that_fails_is_our_fault_and_no_answer():
             raise JailError("no jail could be started: no processes left")
 
     tool = PythonTool(LIMITS, workers=1)
-    tool._pool = NoJail()
+    tool._opened = NoJail()
     with pytest.raises(ToolBrokenError, match="python: no jail could be started"):
         tool("print(1)")
 
@@ -58,7 +58,7 @@ def test_the_tool_refuses_where_the_sandbox_does_not_hold(monkeypatch):
     def leaks(jail):
         raise UserError("the sandbox does not hold here: reading a file was not refused")
 
-    monkeypatch.setattr("jaxrl_llm.envs.tools.python.self_test", leaks)
+    monkeypatch.setattr("jaxrl_llm.sandbox.service.self_test", leaks)
     tool = PythonTool(LIMITS, workers=1)
     with pytest.raises(UserError, match="does not hold here"):
         tool.start()

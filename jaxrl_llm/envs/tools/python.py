@@ -3,36 +3,17 @@
 import textwrap
 
 from jaxrl_llm.envs.tools.protocol import ToolBrokenError
-from jaxrl_llm.sandbox.jail import find_jail
 from jaxrl_llm.sandbox.languages import LANGUAGES, job
-from jaxrl_llm.sandbox.limits import Limits, Outcome
-from jaxrl_llm.sandbox.pool import SandboxPool
+from jaxrl_llm.sandbox.limits import Outcome
 from jaxrl_llm.sandbox.run import JailError
-from jaxrl_llm.sandbox.self_test import self_test
+from jaxrl_llm.sandbox.service import SandboxService
 
 
-class PythonTool:
+class PythonTool(SandboxService):
     """Runs programs between `start` and `close`, `workers` at once; each in a jail of its own, that keeps nothing."""
-
-    def __init__(self, limits: Limits, *, workers: int):
-        self._limits, self._workers = limits, workers
-        self._pool: SandboxPool | None = None
-
-    def start(self) -> None:
-        """Attack the jail, then open the pool. Raises UserError where the sandbox does not hold or cannot be had."""
-        jail = find_jail()
-        self_test(jail)
-        self._pool = SandboxPool(jail, self._limits, workers=self._workers)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
 
     def __call__(self, asked: str) -> str:
         """What the program `asked` prints, or "error: " and the last line of what it says about its failure."""
-        if self._pool is None:
-            raise RuntimeError("the sandbox is not open: call start() first")
         try:
             outcome = self._pool.submit(job(LANGUAGES["python"], textwrap.dedent(asked).strip())).result()
         except JailError as error:
