@@ -1062,7 +1062,11 @@ class TrainConfig(Section):
         lt=1,
         description="keep an average of what is trained, in float32: after each update ema x average + (1 - ema) x new weights; `--ema` of sample, serve and convert takes it; null keeps none",
     )
-    head_chunk: Int = Field(512, gt=0, description="tokens whose [vocabulary] logits exist at once")
+    head_chunk: Int | None = Field(
+        None,
+        gt=0,
+        description="tokens whose [vocabulary] logits exist at once, those of all devices together; null: as many as make 96 MiB of float32 logits on each device, whatever the vocabulary",
+    )
 
 
 class SftConfig(Section):

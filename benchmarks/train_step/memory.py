@@ -26,7 +26,7 @@ def measured(
     microbatches: int,
     rows: int,
     length: int = 256,
-    head_chunk: int = 512,
+    head_chunk: int | None = None,
     vocab: int = 49152,
     layers: int = 30,
     remat: str = "full",
@@ -73,7 +73,7 @@ def measured(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in {"microbatches": 8, "rows": 8, "length": 256, "head-chunk": 512, "vocab": 49152}.items():
+    for name, value in {"microbatches": 8, "rows": 8, "length": 256, "head-chunk": None, "vocab": 49152}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--remat", default="full")

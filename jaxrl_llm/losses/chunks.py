@@ -9,6 +9,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+_LOGITS = 24 * 2**20
+
+
+def default_chunk(vocab: int, *, shards: int = 1, vocab_shards: int = 1) -> int:
+    """How many tokens of all devices make 24 Mi logits (96 MiB in float32) on each of them.
+
+    `shards` and `vocab_shards` are the numbers of devices that tokens and vocabulary are split over. A chunk of so many
+    takes as much memory whatever the vocabulary.
+    """
+    return max(1, _LOGITS * vocab_shards // vocab) * shards
+
 
 @dataclass(frozen=True)
 class Chunks:

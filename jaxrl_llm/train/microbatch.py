@@ -6,7 +6,7 @@ Arrays are [B T]; `micro` maps the names of TrainBatch's row fields, and what wa
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.losses.chunks import default_chunk
 from jaxrl_llm.losses.credit import Given
 from jaxrl_llm.losses.entropy import entropy_bonus
 from jaxrl_llm.losses.logprobs import token_logprobs
@@ -35,7 +36,7 @@ class Scorer:
     model: ModelConfig
     mesh: Mesh
     temperature: float
-    head_chunk: int
+    head_chunk: int | None = None
     remat: Remat = "none"
     unroll: int = 1
     attention: RowAttention = XLA
@@ -117,10 +118,12 @@ class Scorer:
 
     @property
     def _head(self) -> dict[str, Any]:
+        shards = parts(self.mesh, "pieces")
+        usual = default_chunk(self.model.vocab_size, shards=shards, vocab_shards=parts(self.mesh, "vocab"))
         return {
             "temperature": self.temperature,
-            "chunk": self.head_chunk,
-            "shards": parts(self.mesh, "pieces"),
+            "chunk": usual if self.head_chunk is None else self.head_chunk,
+            "shards": shards,
             "dtype": self.model.head_dtype,
             "softcap": self.model.final_softcap,
         }
@@ -195,7 +198,22 @@ def with_credit(algorithm: Algorithm, fields: Mapping[str, Array], mesh: Mesh) -
     return dict(fields) | found
 
 
+class Seen(NamedTuple):
+    """What the layers make of a microbatch: final hidden states [B T D], and what the router's losses are made of."""
+
+    hidden: Array
+    router: RouterTerms | None
+
+
+def microbatch_seen(params: Params, scorer: Scorer, algorithm: Algorithm, micro: Mapping[str, Array]) -> Seen:
+    """The microbatch up to the heads."""
+    if algorithm.router is None:
+        return Seen(_hidden(scorer, params, micro), None)
+    return Seen(*scorer.hidden_and_router(params, *_rows(micro)))
+
+
 def microbatch_loss(
+    seen: Seen,
     trained: tuple[Params, Params | None],
     scorer: Scorer,
     algorithm: Algorithm,
@@ -204,14 +222,11 @@ def microbatch_loss(
 ) -> tuple[Float[Array, ""], dict[str, Metric]]:
     """The microbatch's part of the loss, and its metrics as open sums; see `make_train_step`.
 
-    `trained` is (policy, value head or None); `alpha` the entropy coefficient, None where there is no bonus.
+    `seen` is `microbatch_seen` of the policy; `trained` is (policy, value head or None), of which only the heads are
+    used here; `alpha` the entropy coefficient, None where there is no bonus.
     """
     params, value_head = trained
-    router, terms = algorithm.router, None
-    if router is None:
-        hidden_BTD = _hidden(scorer, params, micro)
-    else:
-        hidden_BTD, terms = scorer.hidden_and_router(params, *_rows(micro))
+    router, (hidden_BTD, terms) = algorithm.router, seen
     mask_BT = micro["token_weights"] != 0
     fields = {name: micro[name] for name in _LOSS_FIELDS if name in micro} | {"mask": mask_BT}
     if alpha is not None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from jaxrl_llm.types import Params
@@ -35,7 +36,8 @@ def part_norms(tree: Params) -> dict[str, Float[Array, ""]]:
         keys = [key.key for key in path]
         squares = jnp.square(leaf.astype(jnp.float32))
         if "layers" in keys or "lora" in keys:
-            squares_L = jnp.sum(squares, axis=tuple(range(1, leaf.ndim)))
+            # Without the barrier XLA sums the leaf twice, once for each use, and on CPU writes its squares down for it.
+            squares_L = lax.optimization_barrier(jnp.sum(squares, axis=tuple(range(1, leaf.ndim))))
             layers_L, squares = layers_L + squares_L, squares_L
         kinds[_kind(keys)] = kinds.get(_kind(keys), jnp.float32(0.0)) + jnp.sum(squares)
     found = kinds | {"all": sum(kinds.values(), jnp.float32(0.0))}

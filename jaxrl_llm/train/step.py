@@ -24,7 +24,15 @@ from jaxrl_llm.models.row_attention import choose_attention
 from jaxrl_llm.models.transformer import abstract_params, logical_axes
 from jaxrl_llm.sharding import check_rows, param_shardings, replicated, rows_sharding
 from jaxrl_llm.train.algorithm import AdaptiveEntropy, Algorithm
-from jaxrl_llm.train.microbatch import Scorer, finished, look_back, microbatch_loss, router_weights, with_credit
+from jaxrl_llm.train.microbatch import (
+    Scorer,
+    finished,
+    look_back,
+    microbatch_loss,
+    microbatch_seen,
+    router_weights,
+    with_credit,
+)
 from jaxrl_llm.train.norms import part_norms
 from jaxrl_llm.train.spikes import SpikeRule, judge
 from jaxrl_llm.train.state import CriticState, EntropyControl, TrainState, abstract_state, as_float32, shardings_of
@@ -97,8 +105,8 @@ def make_train_step(
     *,
     mesh: Mesh,
     temperature: float,
-    head_chunk: int,
     remat: Remat,
+    head_chunk: int | None = None,
     unroll: int = 1,
     share_prompts: bool = False,
     reach: Reach | None = None,
@@ -117,7 +125,9 @@ def make_train_step(
     gradient is taken as it is). Rows split over the mesh axes data, fsdp and expert, tokens over context. Of several
     updates each has its part of the batch (axis K) and goes
     on from the weights that the one before left; old log-probabilities and values are those of the weights that began
-    the step. `share_prompts` says that batches may have `prefix_ids`, which not every attention takes; `reach` is how
+    the step. `head_chunk` is how many tokens' logits
+    exist at once, those of all devices together (None: as losses.chunks.default_chunk says). `share_prompts` says that
+    batches may have `prefix_ids`, which not every attention takes; `reach` is how
     far their documents reach at most (RowShape.reach), which nothing here checks. `reference` is a
     frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With `lora` the adapters are
     trained, on `base`, the policy's frozen weights: read, never written or donated. With `ema` the state keeps an
@@ -186,27 +196,49 @@ def make_train_step(
     def accumulated(trained: tuple[Params, Params | None], base: Params | None, fields: dict, count: Array, alpha: Any):
         """(gradient, loss, metrics) over the first `count` microbatches of one update."""
 
-        def loss_of(trained, m):
-            policy = attach(base, trained[0], lora), trained[1]
-            return microbatch_loss(policy, scorer, algorithm, _microbatch(fields, m), alpha)
+        def policy(trained):
+            return attach(base, trained[0], lora), trained[1]
+
+        def added(total, more):
+            total = jax.tree.map(
+                lambda old, x: (old.astype(jnp.float32) + x.astype(jnp.float32)).astype(old.dtype), total, more
+            )
+            # Without this the gradients lose the fsdp axis and every device holds them whole.
+            return lax.with_sharding_constraint(total, trained_shardings)
+
+        def through(m):
+            """((loss, metrics), gradients of the heads and of what they see, the layers' as a function of these)."""
+            micro = _microbatch(fields, m)
+            seen, pull = jax.vjp(lambda trained: microbatch_seen(policy(trained)[0], scorer, algorithm, micro), trained)
+
+            def loss_of(seen, trained):
+                return microbatch_loss(seen, policy(trained), scorer, algorithm, micro, alpha)
+
+            found, (d_seen, of_heads) = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(seen, trained)
+            return found, of_heads, d_seen, lambda d_seen: pull(d_seen)[0]
 
         def add_microbatch(m, carry):
             gradient, loss, found = carry
-            (part_loss, part_found), part = jax.value_and_grad(loss_of, has_aux=True)(trained, m)
-            gradient = jax.tree.map(
-                lambda total, x: (total.astype(jnp.float32) + x.astype(jnp.float32)).astype(total.dtype), gradient, part
+            (part_loss, part_found), of_heads, d_seen, through_layers = through(m)
+
+            # The heads' gradient is added first and the way back through the layers is a branch, so that this needs its
+            # memory when the head is done with its own: XLA on CPU drops barriers before it decides what runs when.
+            gradient = lax.cond(
+                jnp.any(fields["segment_ids"][m] != 0),
+                lambda gradient, d_seen: added(gradient, through_layers(d_seen)),
+                lambda gradient, d_seen: gradient,
+                added(gradient, of_heads),
+                d_seen,
             )
-            # Without this the gradients lose the fsdp axis and every device holds them whole.
-            gradient = lax.with_sharding_constraint(gradient, trained_shardings)
             return gradient, loss + part_loss, metrics.add(found, part_found)
 
         if len(fields["tokens"]) == 1:
             # Its gradient is the whole one: no second copy to add it to. Nothing counts where there is none.
             fields = fields | {"token_weights": jnp.where(count > 0, fields["token_weights"], 0.0)}
-            (loss, found), gradient = jax.value_and_grad(loss_of, has_aux=True)(trained, 0)
-            return lax.with_sharding_constraint(gradient, trained_shardings), loss, found
+            (loss, found), of_heads, d_seen, through_layers = through(0)
+            return added(of_heads, through_layers(d_seen)), loss, found
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, gradient_dtype), trained)
-        nothing = _zeros(jax.eval_shape(loss_of, trained, 0)[1])
+        nothing = _zeros(jax.eval_shape(lambda m: through(m)[0][1], 0))
         start = (lax.with_sharding_constraint(zeros, trained_shardings), jnp.float32(0.0), nothing)
         return lax.fori_loop(0, count, add_microbatch, start)
 
@@ -220,7 +252,10 @@ def make_train_step(
         if algorithm.router is not None:
             fields["router_weights"] = router_weights(fields["segment_ids"], count)
         gradient, loss, found = accumulated(trained, base, fields, count, alpha)
-        norms, tokens = part_norms(gradient[0]), found["entropy"].weight
+        # The barrier keeps the squares of norms and of the optimizer's second moments apart: were they shared, XLA on
+        # CPU would write them down, one more array of every parameter's size.
+        norms, gradient = lax.optimization_barrier((part_norms(gradient[0]), gradient))
+        tokens = found["entropy"].weight
         finite = (
             jnp.isfinite(loss) & jnp.isfinite(norms["all"]) & jnp.isfinite(optax.tree.norm(as_float32(gradient[1])))
         )
@@ -320,7 +355,7 @@ def make_score(
     *,
     mesh: Mesh,
     temperature: float,
-    head_chunk: int,
+    head_chunk: int | None = None,
     lora: LoraConfig | None = None,
     base: Params | None = None,
 ) -> Callable[[Params, Array, Array, Array, Array], Float[Array, "B T"]]:

@@ -10,6 +10,8 @@ import pytest
 from tiny_policy import CISPO, TEMPERATURE, B, M, T
 
 from jaxrl_llm.config import ModelConfig
+from jaxrl_llm.losses import chunks
+from jaxrl_llm.losses.chunks import default_chunk
 from jaxrl_llm.rollout.rows import RowShape, pack
 from jaxrl_llm.sharding import make_mesh
 from jaxrl_llm.train.state import abstract_state
@@ -61,6 +63,13 @@ def test_no_device_of_a_mesh_has_one_either(split):
     # A device has 32 tokens and 53 rows of the head; 4 devices share a chunk's 16 tokens.
     assert beside_vocabulary(split, 53) == MODEL.d_model
     assert CHUNK // 4 * 53 in numbers(split)
+
+
+def test_unless_told_otherwise_a_device_has_as_many_logits_at_once_whatever_the_vocabulary(monkeypatch, split):
+    assert default_chunk(49152) * 49152 == default_chunk(98304) * 98304 == 24 * 2**20
+    assert default_chunk(10**9, shards=4) == 4  # a token of each device at least
+    monkeypatch.setattr(chunks, "_LOGITS", CHUNK // 4 * 53)
+    assert numbers(compiled(SPLIT, None)) == numbers(split)
 
 
 def test_devices_along_context_exchange_keys_and_values_alone(split):

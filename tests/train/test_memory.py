@@ -23,15 +23,15 @@ def temporaries(*options):
     return json.loads(re.search(r"^\{.*\}$", out, re.MULTILINE)[0])["temporary_mib"]
 
 
-def test_chunks_and_microbatches_need_a_fifth_of_all_logits_at_once():
+def test_chunks_and_microbatches_need_an_eighth_of_all_logits_at_once():
     whole = ("--microbatches", "1", "--rows", "64")
     at_once = temporaries(*whole, "--head-chunk", "16384")
-    assert 5 * temporaries() < at_once
+    assert 8 * temporaries() < at_once
     assert temporaries(*whole) < at_once / 2.5  # of the head alone
 
 
-@pytest.mark.parametrize(("split", "arrays"), [(("1", "64"), 1), (("8", "8"), 3)])
-def test_twice_the_vocabulary_adds_gradients_of_the_table_and_no_logits(split, arrays):
+@pytest.mark.parametrize("split", [("1", "64"), ("8", "8")])
+def test_twice_the_vocabulary_adds_the_gradient_of_the_table_and_nothing_else(split):
     shape = ("--microbatches", split[0], "--rows", split[1])
     more = temporaries(*shape, "--vocab", "98304") - temporaries(*shape)
-    assert more < 1.05 * arrays * MIB_VD
+    assert more < 1.05 * MIB_VD

@@ -50,8 +50,7 @@ def test_rematerialisation_is_in_the_program(build_step, batch):
         return step.jitted.lower(new_state(), batch, None, None).as_text()
 
     barriers = [lowered((("data", 1),), how).count("optimization_barrier") for how in ("none", "full")]
-    assert barriers[0] == 1  # the head's, which keeps a transpose
-    assert barriers[1] > 1
+    assert barriers[1] > barriers[0]  # others keep a transpose of the head and norms apart
 
 
 def test_layers_unrolled_are_another_program_with_the_same_numbers(build_step, batch):
