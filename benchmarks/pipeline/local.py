@@ -1,4 +1,6 @@
-"""The planner's prediction beside a measured run: costs measured on the run's weights, every mode run and predicted.
+"""The planner's prediction beside a measured run: every mode run and predicted, costs measured on the run's weights.
+
+Costs are measured after each run, because a machine's speed may change from one minute to the next.
 
 python benchmarks/pipeline/local.py --steps 120
 The policy is frozen (rate 0), so that lengths and the share of trained groups stay what they were when costs were
@@ -34,23 +36,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
-    rows, costs, load_before = [], None, os.getloadavg()[0]
+    rows, unmeasured_s, load_before = [], 0.0, os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         for mode, more in MODES.items():
             once = [f"{key}={options.steps}" for key in ("train.steps", "eval.every", "checkpoint.every")]
             frozen = ["optimizer.lr=0", "optimizer.decay_steps=0", "algorithm.no_positive_resampling=null"]
-            config = load(options.config, [f"rollout.mode={mode}", *more, *once, *frozen, "sft.steps=150"])
+            own = [*options.overrides, f"rollout.mode={mode}", *more, *once, *frozen, "sft.steps=150"]
+            config = load(options.config, own)
             run_dir = Path(folder) / mode
             assert run_training(config, run_dir, reinforce=True) == "finished"
             records = [record for _, record in read_records(run_dir / "metrics.jsonl")][options.steps // 4 :]
             measured = sum(record["step_s"] for record in records) / len(records)
-            if costs is None:
-                params = CheckpointStore(run_dir / "checkpoints", keep=1).read_params(0)
-                setup = assemble(config)
-                costs = measure(setup, params)
-                shown = {k: v for k, v in dataclasses.asdict(costs).items() if k != "lengths"}
-                print(json.dumps({"costs": shown}), flush=True)
+            params = CheckpointStore(run_dir / "checkpoints", keep=1).read_params(0)
+            setup = assemble(config)
+            costs = measure(setup, params)
+            costs = dataclasses.replace(costs, host_s=costs.host_s + unmeasured_s)
+            shown = {k: v for k, v in dataclasses.asdict(costs).items() if k != "lengths"}
+            print(json.dumps({"costs": shown}), flush=True)
             predicted = predict(plan_of(config, local=True), costs, trainer_chips=setup.trainer_mesh.size, samplers=1)
             rows.append(
                 {
@@ -67,7 +71,7 @@ def main() -> None:
             )
             if mode == "sync":
                 # What a step took beyond its measured parts is the host's: records, books, Python's lock.
-                costs = dataclasses.replace(costs, host_s=costs.host_s + max(0.0, measured - predicted["step_s"]))
+                unmeasured_s = max(0.0, measured - predicted["step_s"])
             print(json.dumps(rows[-1]), flush=True)
     print(f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores")
 

@@ -344,6 +344,11 @@ def _forward(
     return joined(mesh, _final(config, params, x)), found
 
 
+def slot_rotations(config: ModelConfig, positions_S: Int[Array, " S"]) -> dict[str, Rotation]:
+    """The rotations, by kind of layer, of one token per slot at these positions."""
+    return rotations(config, positions_S[:, None])
+
+
 def decode(
     config: ModelConfig,
     params: Params,
@@ -351,14 +356,21 @@ def decode(
     positions_S: Int[Array, " S"],
     cache: Cache,
     *,
+    by_kind: dict[str, Rotation] | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "S D"], Cache]:
-    """One token per slot: writes its keys and values at `positions_S`, attends to positions 0..positions_S."""
+    """One token per slot: writes its keys and values at `positions_S`, attends to positions 0..positions_S.
+
+    `by_kind` is `slot_rotations` of these positions. A loop over decode steps should carry it from one to the next:
+    what a loop carries is written down, where otherwise XLA on CPU works out every sine again in every layer.
+    """
 
     def write(cache, index, k, v):
         return write_tokens(cache, index, positions_S, k[:, 0], v[:, 0])
 
-    hidden_S1D, cache = _cached(config, params, tokens_S[:, None], positions_S[:, None], cache, write, mesh)
+    by_kind = slot_rotations(config, positions_S) if by_kind is None else by_kind
+    rows = (tokens_S[:, None], positions_S[:, None], by_kind)
+    hidden_S1D, cache = _cached(config, params, *rows, cache, write, mesh)
     return hidden_S1D[:, 0], cache
 
 
@@ -380,13 +392,12 @@ def extend(
     def write(cache, index, k, v):
         return write_span(cache, index, start, k, v)
 
-    return _cached(config, params, tokens_BT, positions_BT, cache, write, mesh)
+    return _cached(config, params, tokens_BT, positions_BT, rotations(config, positions_BT), cache, write, mesh)
 
 
-def _cached(config, params, tokens_BT, positions_BT, cache, write, mesh) -> tuple[Array, Cache]:
+def _cached(config, params, tokens_BT, positions_BT, by_kind, cache, write, mesh) -> tuple[Array, Cache]:
     cached_1N = jnp.arange(positions(cache))[None]
     masks = _masks(config, cached_1N[:, None] <= positions_BT[..., None], positions_BT, cached_1N)
-    by_kind = rotations(config, positions_BT)
 
     # The cache is carried and updated in place; as scanned inputs and outputs it would be copied whole every step.
     def body(carry, scanned):

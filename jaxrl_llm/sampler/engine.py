@@ -21,7 +21,7 @@ from jaxrl_llm.config import ModelConfig
 from jaxrl_llm.losses.logprobs import project_f32, soft_cap
 from jaxrl_llm.models.buckets import length_buckets
 from jaxrl_llm.models.kv_cache import Cache, copy_row, copy_rows, empty_cache, slot_axis
-from jaxrl_llm.models.transformer import decode, extend, head_weight
+from jaxrl_llm.models.transformer import decode, extend, head_weight, slot_rotations
 from jaxrl_llm.sampler.interruption import Interruption
 from jaxrl_llm.sampler.jetstream import Engine, tokenizer_pb2
 from jaxrl_llm.sampler.loading import WeightLoader
@@ -606,20 +606,23 @@ class PolicyEngine(Engine):
         ran = jnp.sum(state.slots.active)
 
         def unfinished(carry):
-            step, _, slots, _ = carry
+            step, _, slots, _, _ = carry
             running = jnp.sum(slots.active)
             return (step <= steps) & (running > 0) & (ran - running < enough)
 
         def body(carry):
-            step, cache, slots, reports = carry
-            hidden_SD, cache = decode(self.model, params, slots.tokens, slots.positions, cache, mesh=self._mesh)
+            step, cache, slots, by_kind, reports = carry
+            how = {"by_kind": by_kind, "mesh": self._mesh}
+            hidden_SD, cache = decode(self.model, params, slots.tokens, slots.positions, cache, **how)
             logits_SV = self._logits(params, hidden_SD)
             slots, report = advance(slots, logits_SV, state.version, self.interruption, self.top_logprobs)
-            return step + 1, cache, slots, reports.at[step].set(report.columns())
+            by_kind = slot_rotations(self.model, slots.positions)
+            return step + 1, cache, slots, by_kind, reports.at[step].set(report.columns())
 
         first = state.first.columns()
         reports = jnp.zeros((steps + 1, *first.shape), jnp.int32).at[0].set(first)
-        _, cache, slots, reports = lax.while_loop(unfinished, body, (1, state.cache, state.slots, reports))
+        start = (1, state.cache, state.slots, slot_rotations(self.model, state.slots.positions), reports)
+        _, cache, slots, _, reports = lax.while_loop(unfinished, body, start)
         state = DecodeState(cache, slots, no_report(self.slots, self.top_logprobs), state.version)
         return state, _with_tail(reports.transpose(2, 1, 0), slots)
 

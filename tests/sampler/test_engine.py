@@ -156,3 +156,12 @@ def test_only_the_slots_named_are_written(engine, params):
     state = engine.free_resource(state, [3])
     assert np.asarray(state.first.flags).tolist() == [0, 1, 0, 0]
     assert not state.slots.active[3]
+
+
+def test_a_decode_step_works_its_rotations_out_once_whatever_the_number_of_layers():
+    # One sine for the dispatch's first step and one in its loop, not one for the queries and keys of every layer.
+    def sines(layers):
+        text = make_engine(CONFIG.model_copy(update={"layers": layers})).lower_generate().compile().as_text()
+        return text.count(" sine(")
+
+    assert sines(2) == sines(3) == 2
