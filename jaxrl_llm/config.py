@@ -1065,7 +1065,7 @@ class TrainConfig(Section):
     head_chunk: Int | None = Field(
         None,
         gt=0,
-        description="tokens whose [vocabulary] logits exist at once, those of all devices together; null: as many as make 96 MiB of float32 logits on each device, whatever the vocabulary",
+        description="tokens whose [vocabulary] logits exist at once, those of all devices together; null: 512 on each device, or fewer where these make more than 96 MiB of float32 logits",
     )
 
 

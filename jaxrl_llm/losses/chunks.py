@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-_LOGITS = 24 * 2**20
+_TOKENS, _LOGITS = 512, 24 * 2**20
 
 
 def default_chunk(vocab: int, *, shards: int = 1, vocab_shards: int = 1) -> int:
-    """How many tokens of all devices make 24 Mi logits (96 MiB in float32) on each of them.
+    """512 tokens of each device, or where that is fewer as many as make 24 Mi logits (96 MiB in float32) there.
 
-    `shards` and `vocab_shards` are the numbers of devices that tokens and vocabulary are split over. A chunk of so many
-    takes as much memory whatever the vocabulary.
+    `shards` and `vocab_shards` are the numbers of devices that tokens and vocabulary are split over. Not more for a
+    small vocabulary: the loop over chunks skips whole chunks of what is not wanted.
     """
-    return max(1, _LOGITS * vocab_shards // vocab) * shards
+    return min(_TOKENS, max(1, _LOGITS * vocab_shards // vocab)) * shards
 
 
 @dataclass(frozen=True)

@@ -122,16 +122,15 @@ def make_train_step(
     The state is donated. Tokens are trained where their weight is not 0. The weights already hold the global
     denominators, so microbatches and devices only add up: gradients accumulate in `gradient_dtype`, sharded like the
     parameters, over the first `batch.microbatches` of the M microbatches (never more than M; of a single one the
-    gradient is taken as it is). Rows split over the mesh axes data, fsdp and expert, tokens over context. Of several
-    updates each has its part of the batch (axis K) and goes
-    on from the weights that the one before left; old log-probabilities and values are those of the weights that began
-    the step. `head_chunk` is how many tokens' logits
-    exist at once, those of all devices together (None: as losses.chunks.default_chunk says). `share_prompts` says that
-    batches may have `prefix_ids`, which not every attention takes; `reach` is how
-    far their documents reach at most (RowShape.reach), which nothing here checks. `reference` is a
-    frozen copy of what is trained, placed like it, that the algorithm's KL is taken to. With `lora` the adapters are
-    trained, on `base`, the policy's frozen weights: read, never written or donated. With `ema` the state keeps an
-    average of what is trained, ema * average + (1 - ema) * params after every update.
+    gradient is taken as it is). Rows split over the mesh axes data, fsdp and expert, tokens over context. Of
+    several updates each has its part of the batch (axis K) and goes on from the weights that the one before left;
+    old log-probabilities and values are those of the weights that began the step. `head_chunk` is how many tokens'
+    logits exist at once, those of all devices together (None: as losses.chunks.default_chunk says). `share_prompts`
+    says that batches may have `prefix_ids`, which not every attention takes; `reach` is how far their documents
+    reach at most (RowShape.reach), which nothing here checks. `reference` is a frozen copy of what is trained,
+    placed like it, that the algorithm's KL is taken to. With `lora` the adapters are trained, on `base`, the
+    policy's frozen weights: read, never written or donated. With `ema` the state keeps an average of what is
+    trained, ema * average + (1 - ema) * params after every update.
 
     `state.step` always counts up, once a step. What an update would change stays bit-equal if nothing was trained, and
     if the loss or the gradient's norm is not finite (`skipped` counts these), and with `spikes` if that norm is a spike

@@ -65,8 +65,9 @@ def test_no_device_of_a_mesh_has_one_either(split):
     assert CHUNK // 4 * 53 in numbers(split)
 
 
-def test_unless_told_otherwise_a_device_has_as_many_logits_at_once_whatever_the_vocabulary(monkeypatch, split):
+def test_unless_told_otherwise_a_device_has_512_tokens_or_96_mib_of_logits_at_once(monkeypatch, split):
     assert default_chunk(49152) * 49152 == default_chunk(98304) * 98304 == 24 * 2**20
+    assert default_chunk(98304, shards=4, vocab_shards=2) == default_chunk(32, shards=4) == 4 * 512
     assert default_chunk(10**9, shards=4) == 4  # a token of each device at least
     monkeypatch.setattr(chunks, "_LOGITS", CHUNK // 4 * 53)
     assert numbers(compiled(SPLIT, None)) == numbers(split)

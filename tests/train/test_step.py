@@ -147,7 +147,7 @@ def test_gradients_may_be_added_up_in_bfloat16(host_params, gradient, batch):
     moment = next(s for s in state.opt_state if hasattr(s, "mu")).mu
     got = jax.tree.map(lambda m: np.asarray(m, np.float64) / (1 - OPTIMIZER_CONFIG.b1), moment)
     for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(gradient[0]), strict=True):
-        # Two roundings to 8 bits, each of at most 2^-9 of what is rounded, which a sum may cancel.
+        # Two roundings to 8 bits (four of tied embeddings), each of at most 2^-9 of what is rounded; sums may cancel.
         error, size = np.abs(a - b).max(), np.abs(b).max()
         assert 1e-5 * size < error < 2**-7 * size, jax.tree_util.keystr(path)
         # What leaves the accumulator is a number of that dtype.
