@@ -1,10 +1,8 @@
 """Norms of the parts of a policy: what kind of layer a number belongs to, and how deep it stands."""
 
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from jaxrl_llm.types import Params
@@ -31,18 +29,21 @@ def part_norms(tree: Params) -> dict[str, Float[Array, ""]]:
     The squares of the kinds add up to that of all.
     """
     kinds: dict[str, Array] = {}
-    layers_L: Any = 0.0
+    thirds: dict[str, Array] = {}
     for path, leaf in jax.tree.leaves_with_path(tree):
         keys = [key.key for key in path]
         squares = jnp.square(leaf.astype(jnp.float32))
-        if "layers" in keys or "lora" in keys:
-            # Without the barrier XLA sums the leaf twice, once for each use, and on CPU writes its squares down for it.
-            squares_L = lax.optimization_barrier(jnp.sum(squares, axis=tuple(range(1, leaf.ndim))))
-            layers_L, squares = layers_L + squares_L, squares_L
-        kinds[_kind(keys)] = kinds.get(_kind(keys), jnp.float32(0.0)) + jnp.sum(squares)
-    found = kinds | {"all": sum(kinds.values(), jnp.float32(0.0))}
-    if (depth := jnp.size(layers_L)) >= 3:
-        thirds = [3 * layer // depth for layer in range(depth)]
-        for third, name in enumerate(_THIRDS):
-            found[name] = jnp.sum(layers_L[thirds.index(third) : depth - thirds[::-1].index(third)])
+        if {"layers", "lora"} & set(keys) and (depth := len(leaf)) >= 3:
+            # One sum of each layer for both uses: of two sums XLA on CPU would write the squares down that they share.
+            squares_L = jnp.sum(squares, axis=tuple(range(1, leaf.ndim)))
+            of = [3 * layer // depth for layer in range(depth)]
+            parts = {
+                name: jnp.sum(squares_L[of.index(n) : depth - of[::-1].index(n)]) for n, name in enumerate(_THIRDS)
+            }
+            thirds = {name: thirds.get(name, 0.0) + part for name, part in parts.items()}
+            total = sum(parts.values(), jnp.float32(0.0))
+        else:
+            total = jnp.sum(squares)
+        kinds[_kind(keys)] = kinds.get(_kind(keys), jnp.float32(0.0)) + total
+    found = kinds | {"all": sum(kinds.values(), jnp.float32(0.0))} | thirds
     return {name: jnp.sqrt(square) for name, square in found.items()}
