@@ -1,6 +1,5 @@
 """Norms of the parts of a policy: what kind of layer a number belongs to, and how deep it stands."""
 
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
