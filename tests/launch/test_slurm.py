@@ -1,5 +1,6 @@
 """launch/slurm.sh: what its steps are, and the same under a real Slurm on this machine (slow)."""
 
+import json
 import os
 import subprocess
 import sys
